@@ -1,0 +1,1 @@
+"""Tiny seeded models the suite makes for itself (DESIGN §7)."""

@@ -1,0 +1,1 @@
+"""ONE suite for all stages: the tests here run once per stage, over `strata.adapters`."""
