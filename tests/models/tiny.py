@@ -1,21 +1,22 @@
 """Tiny seeded models: real Hugging Face folders of a few layers with random weights.
 
-``tiny_llama("llama")`` returns the folder of one, built on first use and kept in the user's cache folder under
-a hash of everything that shapes it. Building is atomic, so test processes may race for it. The reference for
-each is the same folder in transformers.
+``tiny_llama("llama")`` returns the folder of one, built on first use and kept in the user's cache folder
+under a hash of everything that shapes it. Building is atomic, so test processes may race for it. The
+reference for each is the same folder in transformers.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from strata.cache import cache_folder
 
 from .tokenizer import CHAT_TEMPLATE, END, END_TURN, VOCAB_SIZE, build_tokenizer
 
@@ -92,7 +93,7 @@ TINY_MODELS: dict[str, TinyModel] = {
 def tiny_llama(name: str = "llama") -> Path:
     """The folder of a tiny model (a key of ``TINY_MODELS``); builds it when it is not there yet."""
     tiny = TINY_MODELS[name]
-    folder = _cache_root() / f"{name}-{tiny.digest}"
+    folder = cache_folder() / "tiny-models" / f"{name}-{tiny.digest}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
@@ -102,11 +103,6 @@ def tiny_llama(name: str = "llama") -> Path:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     return folder
-
-
-def _cache_root() -> Path:
-    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache_home) / "strata" / "tiny-models"
 
 
 def _publish(draft: Path, folder: Path) -> None:

@@ -1,7 +1,7 @@
-"""The byte-level tokenizer of the tiny models: 256 bytes, some merges learned from a fixed text, special tokens.
+"""The byte-level tokenizer of the tiny models: 256 bytes, merges learned from a fixed text, special tokens.
 
 Any text goes in and comes out again byte for byte; a random model's output is full of broken characters,
-which is what the detokenizer tests want. Tests only; built once per cache folder.
+which is what the detokenizer tests want. Tests only; built once per tiny model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CORPUS = [
 
 
 def build_tokenizer(add_bos: bool = False) -> Tokenizer:
-    """A byte-level BPE tokenizer of exactly ``VOCAB_SIZE`` ids; with ``add_bos`` it puts id 0 before a text."""
+    """A byte-level BPE tokenizer of exactly ``VOCAB_SIZE`` ids; ``add_bos`` puts id 0 before a text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -1,0 +1,66 @@
+"""What differs between the stages as seen from outside: packages, flags, keys. One entry per stage.
+
+Read by tests, chat, tour and bench, so that none of them spells a stage's names itself. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+STAGES_FOLDER = Path(__file__).parents[2] / "stages"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How to speak to one stage."""
+
+    stage: str
+    package: str
+    engine: str
+    """``module:class`` of its `Engine`."""
+    no_cache_flags: tuple[str, ...]
+    no_cache_args: tuple[tuple[str, Any], ...]
+    """The same as fields of ServerArgs."""
+    policy_field: str
+    policies: tuple[str, ...]
+    roles: tuple[str, ...] = ("main", "router", "detokenizer")
+    """Its processes when nothing is parallel."""
+
+    @property
+    def exists(self) -> bool:
+        return (STAGES_FOLDER / self.package.rpartition(".")[2] / "__init__.py").exists()
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        return importlib.import_module(self.package).CAPABILITIES
+
+    def make_engine(self, model_path: Path, **server_args: Any) -> Engine:
+        module, _, name = self.engine.partition(":")
+        return getattr(importlib.import_module(module, __package__), name)(model_path, **server_args)
+
+
+DIALECTS: dict[str, Dialect] = {
+    dialect.stage: dialect
+    for dialect in [
+        Dialect(
+            stage="v0.1",
+            package="stages.v0_1_genesis",
+            engine=".v0_1:GenesisEngine",
+            no_cache_flags=("--model-mode", "no-cache"),
+            no_cache_args=(("model_mode", ["no-cache"]),),
+            policy_field="schedule_heuristic",
+            policies=("lpm", "weight", "random", "fcfs"),
+        ),
+    ]
+}
+
+
+def existing_stages() -> list[str]:
+    """The stages that are there, oldest first."""
+    return [stage for stage, dialect in DIALECTS.items() if dialect.exists]
