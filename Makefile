@@ -1,0 +1,48 @@
+# Every target does what it needs first, and nothing twice: the environment and the model are made once and
+# remade when constraints.txt or pyproject.toml change.
+
+STAGE ?= latest
+PORT ?= 30000
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-stamp
+
+.DEFAULT_GOAL := help
+.PHONY: help setup model serve tour test check bench
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
+	@echo "Variables: STAGE=$(STAGE) PORT=$(PORT) PYTHON=$(PYTHON)"
+
+setup: $(STAMP) ## make the virtual environment .venv from constraints.txt
+
+$(STAMP): constraints.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Strata needs Python 3.11 or newer: install one, or name it: make PYTHON=/path/to/python3"; exit 1; }
+	@echo "Setting up $(VENV) with $(PYTHON); the first time takes some minutes ..."
+	@$(PYTHON) -m venv $(VENV) || { echo "On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+model: $(STAMP) ## fetch the embedded model and convert it
+	@$(BIN)/strata model fetch
+
+serve: model ## start the server of STAGE on PORT
+	@exec $(BIN)/strata serve $(STAGE) --port $(PORT)
+
+tour: model ## ask every stage the same question
+	@$(BIN)/strata tour
+
+test: model ## run the whole suite
+	@$(BIN)/python -m pytest
+
+check: $(STAMP) ## lint, types, fast tests
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -m "not slow"
+
+bench: model ## CPU speed against transformers
+	@$(BIN)/strata bench steady

@@ -1,0 +1,155 @@
+"""The ``strata`` command: parses, calls one function, and turns every user error into one line.
+
+Each command imports what it needs when it runs, so that ``strata --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from .errors import UserError
+from .stages import existing_stages
+
+app = typer.Typer(
+    help="Three engines from the history of one serving runtime: start them, ask them, compare them.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+model_app = typer.Typer(
+    help="The embedded model, SmolLM2-135M-Instruct.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(model_app, name="model")
+
+StageName = Annotated[
+    str,
+    typer.Argument(metavar="STAGE", help="v0.1, v0.2, v0.3, a folder's name, or latest", show_default=False),
+]
+
+
+@app.command()
+def stages() -> None:
+    """List the stages of this checkout."""
+    for stage in existing_stages():
+        typer.echo(f"{stage.key:6}{stage.package:20}{stage.date:15}{stage.summary}")
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
+def serve(
+    ctx: typer.Context,
+    stage: Annotated[str, typer.Argument(metavar="STAGE", show_default=False)] = "--help",
+) -> None:
+    """Start a stage's server: strata serve STAGE [the stage's own flags].
+
+    The embedded model is served unless --model-path names a folder.
+    `strata serve STAGE --help` lists the flags.
+    """
+    if stage in ("--help", "-h"):
+        typer.echo(ctx.get_help())
+        return
+    from .serve import exec_server
+
+    exec_server(stage, ctx.args)
+
+
+@app.command()
+def chat(
+    stage: StageName = "latest",
+    url: Annotated[str | None, typer.Option(help="talk to a server that runs already")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="STRATA_API_KEY", help="that server's key")] = None,
+    model_path: Annotated[str | None, typer.Option(help="model folder instead of the embedded one")] = None,
+    system: Annotated[str | None, typer.Option(help="system message")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="longest answer, in tokens")] = 512,
+    temperature: Annotated[float, typer.Option(min=0.0, max=10.0, help="0 is greedy")] = 0.0,
+) -> None:
+    """Chat with a stage; /reset starts over, /exit ends, Ctrl-C stops an answer."""
+    from .chat import ChatOptions, run_chat
+
+    run_chat(stage, url, ChatOptions(model_path, api_key, system, max_tokens, temperature))
+
+
+@app.command()
+def tour(
+    question: Annotated[str, typer.Option(help="what to ask")] = "What is the capital of France?",
+    max_tokens: Annotated[int, typer.Option(min=1, help="longest answer, in tokens")] = 64,
+) -> None:
+    """Start each stage in turn, ask the same question, and show the answers side by side."""
+    from .tour import run_tour
+
+    run_tour(question, max_tokens)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is installed and usable here, and what to run for what is missing."""
+    from .doctor import run_doctor
+
+    raise typer.Exit(0 if run_doctor() else 1)
+
+
+@model_app.command("fetch")
+def model_fetch(
+    verify: Annotated[bool, typer.Option(help="check every file's hash; make a damaged model anew")] = False,
+) -> None:
+    """Download the embedded model and convert it, once; prints its folder."""
+    from .model_zoo import fetch
+
+    typer.echo(fetch(verify=verify))
+
+
+@model_app.command("path")
+def model_path() -> None:
+    """Print the folder of the embedded model, alone on the last line; fetches it first if need be."""
+    from .model_zoo import fetch
+
+    typer.echo(fetch())
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit code: 2 for a user's error, 130 for Ctrl-C."""
+    try:
+        code = typer.main.get_command(app).main(arguments, prog_name="strata", standalone_mode=False)
+    except UserError as error:
+        return _fail(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        typer.echo("", err=True)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone (`strata stages | head -1`): nothing is left to say, nor to flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except typer.TyperException as error:
+        message = getattr(error, "format_message", error.__str__)()
+        return _fail(f"{message.rstrip('.')}. See: strata {' '.join([*_command_words(arguments), '--help'])}")
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str) -> int:
+    typer.echo(f"strata: {message}", err=True)
+    return 2
+
+
+def _command_words(arguments: list[str]) -> list[str]:
+    """The words of ``arguments`` that name a command: ``model fetch`` of ``model fetch --nope``."""
+    words, commands = list[str](), {"": [c.name or "" for c in app.registered_commands]}
+    names = {*commands[""], *(c.callback.__name__ for c in app.registered_commands if c.callback), "model"}
+    for word in arguments[:2]:
+        if (not words and word in names) or (words == ["model"] and word in ("fetch", "path")):
+            words.append(word)
+    return words
+
+
+def main() -> None:
+    """Entry point of the ``strata`` command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()
