@@ -14,7 +14,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 512
 MAX_LOGIT_BIAS = 1024
 
-Seed = Annotated[int, msgspec.Meta(ge=-(2**63), lt=2**63)]
+Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
