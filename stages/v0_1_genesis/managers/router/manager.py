@@ -1,0 +1,51 @@
+"""The router process: one coroutine receives requests, the other steps the engine and sends its output.
+
+Both share one thread, so a step holds up receiving; the pause after each step gives the receiver a turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ...server_args import PortArgs, ServerArgs
+from ...support.processes import run_child
+from ...support.transport import Receiver, Sender
+from ..io_struct import RouterInput
+from .model_rpc import ModelRpcClient
+
+logger = logging.getLogger(__name__)
+
+PAUSE_BETWEEN_STEPS = 0.001
+"""Seconds; long enough for the receiving coroutine to take in what has arrived."""
+
+
+class RouterManager:
+    """Two coroutines around the model client: receive, and step."""
+
+    def __init__(self, port_args: PortArgs, model_client: ModelRpcClient) -> None:
+        self.receiver: Receiver[RouterInput] = Receiver(port_args.router_endpoint, RouterInput)
+        self.sender = Sender(port_args.detokenizer_endpoint)
+        self.model_client = model_client
+        self.recv_reqs: list[RouterInput] = []
+        self.has_work = asyncio.Event()
+
+    async def loop_for_recv_requests(self) -> None:
+        while True:
+            self.recv_reqs.append(await self.receiver.recv())
+            self.has_work.set()
+
+    async def loop_for_forward(self) -> None:
+        while True:
+            if self.model_client.is_idle:
+                await self.has_work.wait()
+            self.has_work.clear()
+            recv_reqs, self.recv_reqs = self.recv_reqs, []
+            for message in await self.model_client.step(recv_reqs):
+                self.sender.send(message)
+            await asyncio.sleep(PAUSE_BETWEEN_STEPS)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.loop_for_recv_requests())
+            tasks.create_task(self.loop_for_forward())

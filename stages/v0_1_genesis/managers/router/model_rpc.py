@@ -1,0 +1,382 @@
+"""Scheduling and execution in one object: each step fills new requests or decodes the running ones.
+
+A ModelRpcServer lives as long as its rank. With one rank it sits inside the router process and is called
+directly; `ModelRpcClient` is the router's view of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ...hf_transformers_utils import get_tokenizer
+from ...model_config import ModelConfig
+from ...server_args import PortArgs, ServerArgs
+from ...support.engine_stats import EngineStats
+from ...support.staging import StagingBuffer
+from ...support.step_timer import StepTimer
+from ..io_struct import (
+    AbortReq,
+    ControlOut,
+    DetokenizerInput,
+    FlushCacheReq,
+    GetInternalStateReq,
+    RouterInput,
+    TokenizedGenerateReqInput,
+)
+from .infer_batch import Batch, FinishReason, ForwardMode, Req
+from .model_runner import ModelRunner
+from .output_streamer import OutputStreamer
+from .radix_cache import RadixCache
+from .scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+NUM_CONTINUE_DECODE_STEPS = 10
+"""Decode steps in a row before new requests are looked at again."""
+
+DECODE_LOG_INTERVAL = 20
+"""Decode steps between two statistics lines."""
+
+
+class ModelRpcServer:
+    """The engine of one rank: queue, running batch, pools, tree, model.
+
+    Every rank runs the same code on the same messages, so their states stay equal without being compared.
+
+    Args:
+        server_args: checked arguments.
+        tp_rank: this rank, in [0, server_args.tp_size).
+        nccl_port: TCP port where ranks meet; unused with one rank.
+    """
+
+    def __init__(self, server_args: ServerArgs, tp_rank: int = 0, nccl_port: int = 0) -> None:
+        self.server_args = server_args
+        self.tp_rank = tp_rank
+        self.model_config = ModelConfig(server_args.model_path, server_args.context_length)
+        self.model_runner = ModelRunner(self.model_config, server_args, tp_rank, nccl_port)
+        self.tokenizer = get_tokenizer(server_args.tokenizer_path)
+        self.req_to_token_pool = self.model_runner.req_to_token_pool
+        self.token_to_kv_pool = self.model_runner.token_to_kv_pool
+        index_dtype = self.token_to_kv_pool.index_dtype
+        self.tree_cache = RadixCache(
+            self.model_runner.device, index_dtype, disable=server_args.disable_radix_cache
+        )
+        self.staging = StagingBuffer(self.model_runner.device, index_dtype)
+        self.scheduler = Scheduler(
+            server_args.schedule_heuristic, self.tree_cache, seed=server_args.random_seed
+        )
+
+        context_len = self.model_config.context_len
+        self.max_total_num_token = self.model_runner.max_total_num_token
+        self.max_num_running_seq = server_args.max_running_requests or max(self.max_total_num_token // 2, 1)
+        self.max_prefill_num_token = max(context_len, self.max_total_num_token // 6)
+        self.max_req_input_len = min(context_len - 1, self.max_total_num_token - 2)
+
+        self.forward_queue: list[Req] = []
+        self.running_batch = self._new_batch([])
+        self.num_continue_decode_steps = NUM_CONTINUE_DECODE_STEPS
+        self.retract_every = 0
+        """Force a retraction every so many decode steps; 0 for never. For tests and traces."""
+        self.output = OutputStreamer()
+        self.stats = EngineStats()
+        self.step_timer = StepTimer()
+        self._seeds = random.Random(server_args.random_seed)
+        self._last_log = (0, 0, time.monotonic())
+
+    # -- one step ----------------------------------------------------------------------------------------
+
+    def exposed_step(self, recv_reqs: Sequence[RouterInput]) -> list[DetokenizerInput]:
+        """Take in ``recv_reqs``, do one fill or one decode run, and return what is to be sent on."""
+        for message in recv_reqs:
+            self._dispatch(message)
+        self.forward_step()
+        return self.output.take()
+
+    def forward_step(self) -> None:
+        """Fill new requests if any are admitted, else decode the running ones."""
+        with self.step_timer.phase("schedule"):
+            new_batch = self.get_new_fill_batch()
+        if new_batch is not None:
+            self.forward_fill_batch(new_batch)
+            self.running_batch.merge(new_batch)
+        else:
+            self.forward_decode_run()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.forward_queue and self.running_batch.is_empty()
+
+    # -- messages ----------------------------------------------------------------------------------------
+
+    def _dispatch(self, message: RouterInput) -> None:
+        match message:
+            case TokenizedGenerateReqInput():
+                self.handle_generate_request(message)
+            case AbortReq():
+                self.abort_request(message.rid)
+            case FlushCacheReq():
+                self.output.control(ControlOut(message.rid, {"success": self.flush_cache()}))
+            case GetInternalStateReq():
+                self.output.control(ControlOut(message.rid, self.internal_state()))
+
+    def handle_generate_request(self, recv_req: TokenizedGenerateReqInput) -> None:
+        """Queue one request, or answer it at once where there is nothing to compute."""
+        req = Req(recv_req.rid, recv_req.input_ids, recv_req.sampling_params, recv_req.stream, self.tokenizer)
+        if recv_req.sampling_params.seed is None:
+            req.seed = self._seeds.getrandbits(63)
+        req.return_normalized_logprob = recv_req.return_normalized_logprob
+        req.normalized_logprob_start_len = recv_req.normalized_logprob_start_len
+        num_input = len(req.input_ids)
+        if not 0 < num_input <= self.max_req_input_len:
+            message = f"the prompt has {num_input} tokens; this server takes 1 to {self.max_req_input_len}."
+            req.finish(FinishReason.ABORT, message)
+        elif req.sampling_params.max_new_tokens == 0 and not req.return_normalized_logprob:
+            req.finish(FinishReason.LENGTH, 0)
+        if req.finish_reason is not None:
+            self.output.add(req)
+            return
+
+        # What can never fit would wait for ever: one request alone must fit into the context and the pool.
+        room = min(self.model_config.context_len, self.max_total_num_token - 1) - num_input
+        req.max_new_tokens = min(req.sampling_params.max_new_tokens, room)
+        self.forward_queue.append(req)
+
+    def abort_request(self, rid: str) -> None:
+        """Drop a request wherever it is; its slots and row come back at once (INV-FREE)."""
+        for req in self.forward_queue:
+            if req.rid == rid:
+                self.forward_queue.remove(req)
+                self._abort(req, "the request was aborted")
+                return
+        for i, req in enumerate(self.running_batch.reqs):
+            if req.rid == rid:
+                self.running_batch.release(req, req.num_computed)
+                self.running_batch.filter_batch([j for j in range(len(self.running_batch)) if j != i])
+                self._abort(req, "the request was aborted")
+                return
+
+    def _abort(self, req: Req, message: str) -> None:
+        req.finish(FinishReason.ABORT, message)
+        self.output.add(req)
+
+    def flush_cache(self) -> bool:
+        """Forget every cached prefix. Refused, with False, while requests are waiting or running."""
+        if not self.is_idle:
+            return False
+        self.tree_cache.evict(self.tree_cache.evictable_size(), self.token_to_kv_pool.free)
+        self.tree_cache.reset()
+        return True
+
+    def internal_state(self) -> dict[str, int | float | str]:
+        """The engine's state in numbers, as `/get_internal_state` reports it."""
+        return {
+            "size": self.token_to_kv_pool.size,
+            "free": self.token_to_kv_pool.available_size(),
+            "evictable": self.tree_cache.evictable_size(),
+            "protected": self.tree_cache.protected_size(),
+            "rows_used": self.req_to_token_pool.size - self.req_to_token_pool.can_use_mem_size,
+            "rows_size": self.req_to_token_pool.size,
+            "running": len(self.running_batch),
+            "waiting": len(self.forward_queue),
+        } | self.stats.as_dict()
+
+    # -- admission ---------------------------------------------------------------------------------------
+
+    def get_new_fill_batch(self) -> Batch | None:
+        """Admit waiting requests, in the policy's order, as far as memory is expected to last.
+
+        What running requests may still generate is weighed by the estimation ratio; a new request is charged
+        in full. Its prefix is locked before the decision stands, since locking makes those slots unevictable.
+        A request that does not fit is passed over: smaller ones behind it may overtake.
+        """
+        if not self.forward_queue or len(self.running_batch) >= self.max_num_running_seq:
+            return None
+        for req in self.forward_queue:
+            req.prefix_indices, req.last_node = self.tree_cache.match_prefix(
+                req.fill_ids[: req.max_prefix_len()]
+            )
+
+        ratio = self.scheduler.new_token_estimation_ratio()
+        expected = ratio * sum(req.max_new_tokens_left for req in self.running_batch.reqs)
+        available = self.token_to_kv_pool.available_size() + self.tree_cache.evictable_size() - expected
+        max_requests = min(
+            self.max_num_running_seq - len(self.running_batch), self.req_to_token_pool.can_use_mem_size
+        )
+        admitted: list[Req] = []
+        new_batch_total_tokens = new_batch_input_tokens = 0
+        for req in self.scheduler.get_priority_queue(self.forward_queue):
+            if len(admitted) == max_requests:
+                break
+            if new_batch_input_tokens + req.extend_len >= self.max_prefill_num_token and admitted:
+                continue
+            total_tokens = new_batch_total_tokens + req.extend_len + req.max_new_tokens_left
+            if total_tokens >= available:
+                continue
+            delta = self.tree_cache.inc_ref_counter(req.last_node)
+            if total_tokens >= available + delta:
+                self.tree_cache.dec_ref_counter(req.last_node)
+                continue
+            available += delta
+            self.token_to_kv_pool.add_refs(req.prefix_indices)
+            admitted.append(req)
+            new_batch_total_tokens = total_tokens
+            new_batch_input_tokens += req.extend_len
+        if not admitted:
+            return None
+
+        taken = set(admitted)
+        self.forward_queue = [req for req in self.forward_queue if req not in taken]
+        self._log_fill(admitted, new_batch_input_tokens)
+        return self._new_batch(admitted)
+
+    def _new_batch(self, reqs: list[Req]) -> Batch:
+        return Batch(reqs, self.req_to_token_pool, self.token_to_kv_pool, self.tree_cache, self.staging)
+
+    # -- forward passes ----------------------------------------------------------------------------------
+
+    def forward_fill_batch(self, batch: Batch) -> None:
+        """Compute the prompts' uncached tokens and the first token of each; finished requests leave."""
+        with self.step_timer.phase("prepare"):
+            forward_mode = batch.init_extend_batch()
+        with self.step_timer.phase("forward"):
+            output = self.model_runner.forward(batch, forward_mode)
+        if output.normalized_prompt_logprobs is not None:
+            for req, logprob in zip(batch.reqs, output.normalized_prompt_logprobs.tolist(), strict=True):
+                req.normalized_prompt_logprob = logprob
+        for req, prefix_len in zip(batch.reqs, batch.prefix_lens_cpu, strict=True):
+            if not req.output_ids:  # not a retracted request's second fill
+                req.cached_tokens = prefix_len
+        self.stats.forward_steps += 1
+        self.stats.cached_tokens += sum(batch.prefix_lens_cpu)
+        self.stats.prefill_tokens += batch.input_ids.numel()
+        self._sample_and_finish(batch, output.next_token_logits)
+
+    def forward_decode_run(self) -> None:
+        """Decode several steps in a row, which saves looking at the queue; a stream's output ends the run."""
+        for _ in range(self.num_continue_decode_steps):
+            if self.running_batch.is_empty():
+                break
+            self.forward_decode_batch(self.running_batch)
+            if self.output.has_stream_output:
+                break
+
+    def forward_decode_batch(self, batch: Batch) -> None:
+        """Compute one more token for every running request, after making room for it."""
+        with self.step_timer.phase("schedule"):
+            self._make_room(batch)
+        if batch.is_empty():
+            return
+        with self.step_timer.phase("prepare"):
+            batch.update_for_decode()
+        with self.step_timer.phase("forward"):
+            output = self.model_runner.forward(batch, ForwardMode.DECODE)
+        self.stats.forward_steps += 1
+        self.stats.decode_steps += 1
+        self._sample_and_finish(batch, output.next_token_logits)
+        self._log_decode()
+
+    def _make_room(self, batch: Batch) -> None:
+        """Retract requests if the pool can't take one more token of each; a last one that can't grow ends."""
+        forced = self.retract_every and self.stats.decode_steps % self.retract_every == self.retract_every - 1
+        if batch.check_decode_mem() and not forced:
+            return
+        retracted = batch.retract_decode()
+        self.stats.retractions += len(retracted)
+        self.forward_queue += retracted
+        if retracted:
+            logger.info("decode out of memory: retracted %d, %d go on", len(retracted), len(batch))
+        if not batch.check_decode_mem():
+            (req,) = batch.reqs
+            batch.release(req, req.num_computed)
+            batch.filter_batch([])
+            self._abort(req, f"the token pool ({self.max_total_num_token} slots) can't hold one more token")
+
+    def _sample_and_finish(self, batch: Batch, logits: Tensor) -> None:
+        with self.step_timer.phase("sample"):
+            next_token_ids = batch.sample(logits)
+        with self.step_timer.phase("emit"):
+            for req, token_id in zip(batch.reqs, next_token_ids, strict=True):
+                req.append_token(token_id)
+            self.stats.generated_tokens += len(next_token_ids)
+            self.handle_finished_requests(batch)
+
+    def handle_finished_requests(self, batch: Batch) -> None:
+        """Hand finished requests' tokens to the tree and their output, with that of streams, to the sender."""
+        for req in batch.reqs:
+            if req.finish_reason is not None:
+                self._cache_finished(batch, req)
+            self.output.add_if_due(req)
+        batch.filter_batch([i for i, req in enumerate(batch.reqs) if req.finish_reason is None])
+
+    def _cache_finished(self, batch: Batch, req: Req) -> None:
+        """Insert the computed tokens into the tree, which takes over the slots it did not have."""
+        slots = self.req_to_token_pool.req_to_token[req.req_pool_idx, : req.num_computed]
+        num_still_held = self.tree_cache.insert(req.fill_ids[: req.num_computed], slots)
+        batch.release(req, num_still_held)
+
+    # -- statistics lines --------------------------------------------------------------------------------
+
+    def _log_fill(self, admitted: list[Req], num_new_tokens: int) -> None:
+        if self.server_args.disable_log_stats or self.tp_rank != 0:
+            return
+        cached = sum(len(req.prefix_indices) for req in admitted)
+        logger.info(
+            "new fill batch. #seq: %d, #cached_token: %d, #new_token: %d, #remaining_req: %d, #running_req: %d",
+            len(admitted),
+            cached,
+            num_new_tokens,
+            len(self.forward_queue),
+            len(self.running_batch),
+        )
+
+    def _log_decode(self) -> None:
+        steps, tokens, then = self._last_log
+        if self.stats.decode_steps - steps < DECODE_LOG_INTERVAL:
+            return
+        now = time.monotonic()
+        throughput = (self.stats.generated_tokens - tokens) / (now - then)
+        self._last_log = (self.stats.decode_steps, self.stats.generated_tokens, now)
+        if self.server_args.disable_log_stats or self.tp_rank != 0:
+            return
+        num_used = self.token_to_kv_pool.used_size
+        logger.info(
+            "#running-req: %d, #token: %d, token usage: %.2f, gen throughput (token/s): %.2f, #queue-req: %d",
+            len(self.running_batch),
+            num_used,
+            num_used / self.max_total_num_token,
+            throughput,
+            len(self.forward_queue),
+        )
+
+
+class ModelRpcClient:
+    """The router's handle on the model: one ModelRpcServer in this process when there is one rank."""
+
+    def __init__(self, server_args: ServerArgs, port_args: PortArgs) -> None:
+        if server_args.tp_size > 1:
+            raise NotImplementedError("tensor parallelism arrives with the rank processes")
+        self.model_server = ModelRpcServer(server_args, 0, port_args.nccl_port)
+
+    @property
+    def is_idle(self) -> bool:
+        return self.model_server.is_idle
+
+    async def step(self, recv_reqs: Sequence[RouterInput]) -> list[DetokenizerInput]:
+        return self.model_server.exposed_step(recv_reqs)
+
+    def describe(self) -> dict[str, int | str]:
+        """What main must know of the engine before it takes requests."""
+        server = self.model_server
+        return {
+            "max_total_num_token": server.max_total_num_token,
+            "max_req_input_len": server.max_req_input_len,
+            "context_len": server.model_config.context_len,
+            "vocab_size": server.model_config.vocab_size,
+            "device": str(server.model_runner.device),
+            "dtype": str(server.model_runner.dtype).removeprefix("torch."),
+        }
