@@ -1,6 +1,6 @@
 """Every message that crosses a process border, and nothing else does.
 
-The three unions at the end are closed: a frame that decodes to none of their members is dropped
+The unions are closed: a frame that decodes to none of their members is dropped
 (`support/transport.py`). Messages live as long as one hop.
 """
 
@@ -80,3 +80,16 @@ class BatchStrOut(Message):
 RouterInput = TokenizedGenerateReqInput | AbortReq | FlushCacheReq | GetInternalStateReq
 DetokenizerInput = BatchTokenIDOut | ControlOut
 TokenizerManagerInput = BatchStrOut | ControlOut
+
+
+class StepInput(Message):
+    """router → every rank: take these in and do one step. Only with more than one rank."""
+
+    recv_reqs: list[RouterInput]
+
+
+class StepOutput(Message):
+    """rank 0 → router: what the step has to say, and whether there is nothing left to do."""
+
+    output: list[DetokenizerInput]
+    is_idle: bool

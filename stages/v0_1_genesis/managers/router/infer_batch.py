@@ -78,6 +78,8 @@ class Req:
         self.normalized_prompt_logprob: float | None = None
         self.finish_reason: FinishReason | None = None
         self.finish_detail: str | int = ""
+        self.allowed_token_ids: Tensor | None = None
+        """When set, the only ids that the next token may have."""
         self._stop_filter: StopStringFilter | None = None
         if stops := sampling_params.stop_strs:
             self._detokenizer = IncrementalDetokenizer(tokenizer, sampling_params.skip_special_tokens)
@@ -118,10 +120,10 @@ class Req:
         self.output_ids.append(token_id)
         if token_id in self.eos_token_ids and not self.sampling_params.ignore_eos:
             self.finish(FinishReason.EOS_TOKEN, token_id)
-        elif (stop := self._matched_stop(token_id)) is not None:
-            self.finish(FinishReason.STOP_STR, stop)
         elif self.max_new_tokens_left <= 0:
             self.finish(FinishReason.LENGTH, self.max_new_tokens)
+        if self._stop_filter is not None:
+            self._check_stop_strings(self._stop_filter, token_id)
 
     def finish(self, reason: FinishReason, detail: str | int) -> None:
         self.finish_reason, self.finish_detail = reason, detail
@@ -145,11 +147,14 @@ class Req:
             case _:
                 return {"type": "stop", "matched": self.finish_detail}
 
-    def _matched_stop(self, token_id: int) -> str | None:
-        if self._stop_filter is None:
-            return None
-        self._stop_filter.push(self._detokenizer.push([token_id]))
-        return self._stop_filter.matched
+    def _check_stop_strings(self, stop_filter: StopStringFilter, token_id: int) -> None:
+        stop_filter.push(self._detokenizer.push([token_id]))
+        if self.finish_reason is not None:
+            # A match may have waited for a longer one that began before it; now nothing more will come.
+            stop_filter.push(self._detokenizer.flush())
+            stop_filter.flush()
+        if stop_filter.matched is not None:
+            self.finish(FinishReason.STOP_STR, stop_filter.matched)
 
 
 class Batch:
@@ -260,7 +265,7 @@ class Batch:
         slots = self.token_to_kv_pool.alloc(need_size)
         if slots is None:
             raise RuntimeError(
-                f"the token pool has {self.token_to_kv_pool.available_size()} free slots, {need_size} are needed"
+                f"the token pool has {self.token_to_kv_pool.available_size()} free slots, not {need_size}"
             )
         return slots
 
@@ -326,6 +331,7 @@ class Batch:
         The step's one copy back to the host is the new ids.
         """
         self._add_logit_bias(logits)
+        self._mask_disallowed(logits)
         chosen = logits.argmax(dim=-1)
         if sampled := [i for i, req in enumerate(self.reqs) if not req.sampling_params.is_greedy]:
             chosen[sampled] = self._draw(logits[sampled], [self.reqs[i] for i in sampled])
@@ -364,3 +370,10 @@ class Batch:
                 bias,
                 accumulate=True,
             )
+
+    def _mask_disallowed(self, logits: Tensor) -> None:
+        for row, req in enumerate(self.reqs):
+            if (allowed := req.allowed_token_ids) is not None:
+                kept = logits[row, allowed]
+                logits[row] = -torch.inf
+                logits[row, allowed] = kept

@@ -10,7 +10,9 @@ import logging
 import random
 import time
 from collections.abc import Sequence
+from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from ...hf_transformers_utils import get_tokenizer
@@ -19,6 +21,7 @@ from ...server_args import PortArgs, ServerArgs
 from ...support.engine_stats import EngineStats
 from ...support.staging import StagingBuffer
 from ...support.step_timer import StepTimer
+from ...utils import get_int_token_ids
 from ..io_struct import (
     AbortReq,
     ControlOut,
@@ -59,7 +62,7 @@ class ModelRpcServer:
         self.tp_rank = tp_rank
         self.model_config = ModelConfig(server_args.model_path, server_args.context_length)
         self.model_runner = ModelRunner(self.model_config, server_args, tp_rank, nccl_port)
-        self.tokenizer = get_tokenizer(server_args.tokenizer_path)
+        self.tokenizer = get_tokenizer(server_args.tokenizer_path, server_args.model_path)
         self.req_to_token_pool = self.model_runner.req_to_token_pool
         self.token_to_kv_pool = self.model_runner.token_to_kv_pool
         index_dtype = self.token_to_kv_pool.index_dtype
@@ -129,6 +132,8 @@ class ModelRpcServer:
         req = Req(recv_req.rid, recv_req.input_ids, recv_req.sampling_params, recv_req.stream, self.tokenizer)
         if recv_req.sampling_params.seed is None:
             req.seed = self._seeds.getrandbits(63)
+        if recv_req.sampling_params.dtype == "int":
+            req.allowed_token_ids = self._int_token_ids
         req.return_normalized_logprob = recv_req.return_normalized_logprob
         req.normalized_logprob_start_len = recv_req.normalized_logprob_start_len
         num_input = len(req.input_ids)
@@ -145,6 +150,11 @@ class ModelRpcServer:
         room = min(self.model_config.context_len, self.max_total_num_token - 1) - num_input
         req.max_new_tokens = min(req.sampling_params.max_new_tokens, room)
         self.forward_queue.append(req)
+
+    @cached_property
+    def _int_token_ids(self) -> Tensor:
+        ids = get_int_token_ids(self.tokenizer, self.model_config.vocab_size)
+        return torch.tensor(ids, device=self.model_runner.device)
 
     def abort_request(self, rid: str) -> None:
         """Drop a request wherever it is; its slots and row come back at once (INV-FREE)."""
