@@ -81,11 +81,11 @@ class GenesisEngine:
         """Empty the tree and take free slots away for one step, as if other requests had them."""
         what, self._forced = self._forced, None
         batch = self.server.running_batch
-        if what is None or batch is None:
-            return None
+        if what is None or batch.is_empty() or (what == "retract" and len(batch) == 1):
+            return None  # the last request is never retracted
         pool, tree = self.server.token_to_kv_pool, self.server.tree_cache
         tree.evict(tree.evictable_size(), pool.free)
-        spared = len(batch.reqs) - 1 if what == "retract" else 0
+        spared = len(batch) - 1 if what == "retract" else 0
         return pool.alloc(max(0, pool.available_size() - spared))
 
     def state(self) -> Snapshot:
@@ -117,18 +117,14 @@ class GenesisEngine:
         return tuple(views), index_of
 
     def _requests(self, index_of: dict[int, int]) -> tuple[RequestView, ...]:
-        batch = self.server.running_batch
-        if batch is None:
-            return ()
         table = self.server.req_to_token_pool.req_to_token
-        # The newest token has no K and V yet, hence no slot.
         return tuple(
             RequestView(
                 rid=req.rid,
                 row=req.req_pool_idx,
-                slots=tuple(table[req.req_pool_idx, : req.seq_len - 1].tolist()),
+                slots=tuple(table[req.req_pool_idx, : req.num_computed].tolist()),
                 shared=len(req.prefix_indices),
                 node=index_of[id(req.last_node)],
             )
-            for req in batch.reqs
+            for req in self.server.running_batch.reqs
         )
