@@ -180,11 +180,12 @@ class ServerArgs:
 
 @dataclass
 class PortArgs:
-    """Where the processes of one server meet: private ipc endpoints, and a TCP port for the ranks."""
+    """Where the processes of one server meet: private ipc endpoints, and a TCP port for the ranks.
+
+    The router derives the endpoints of its ranks from its own.
+    """
 
     router_endpoint: str
     detokenizer_endpoint: str
     tokenizer_endpoint: str
     nccl_port: int
-    rank_endpoints: list[str] = field(default_factory=list)
-    """One request endpoint per rank when tp_size > 1; empty otherwise."""

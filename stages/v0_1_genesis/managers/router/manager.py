@@ -6,15 +6,14 @@ Both share one thread, so a step holds up receiving; the pause after each step g
 from __future__ import annotations
 
 import asyncio
-import logging
+from multiprocessing.connection import Connection
+
+import msgspec
 
 from ...server_args import PortArgs, ServerArgs
-from ...support.processes import run_child
 from ...support.transport import Receiver, Sender
 from ..io_struct import RouterInput
 from .model_rpc import ModelRpcClient
-
-logger = logging.getLogger(__name__)
 
 PAUSE_BETWEEN_STEPS = 0.001
 """Seconds; long enough for the receiving coroutine to take in what has arrived."""
@@ -49,3 +48,16 @@ class RouterManager:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.loop_for_recv_requests())
             tasks.create_task(self.loop_for_forward())
+
+
+def start_router_process(server_args: ServerArgs, port_args: PortArgs, ready: Connection) -> None:
+    """Entry of the process: load the model, say so on ``ready``, serve until killed."""
+
+    async def serve() -> None:
+        model_client = ModelRpcClient(server_args, port_args)
+        manager = RouterManager(port_args, model_client)
+        ready.send_bytes(msgspec.json.encode({"ok": True} | model_client.describe()))
+        ready.close()
+        await manager.run()
+
+    asyncio.run(serve())

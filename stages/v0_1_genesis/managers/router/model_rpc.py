@@ -1,17 +1,20 @@
 """Scheduling and execution in one object: each step fills new requests or decodes the running ones.
 
 A ModelRpcServer lives as long as its rank. With one rank it sits inside the router process and is called
-directly; `ModelRpcClient` is the router's view of it.
+directly; with more, each rank has a process of its own. `ModelRpcClient` hides which.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
-import time
 from collections.abc import Sequence
 from functools import cached_property
+from multiprocessing.connection import Connection
+from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -21,6 +24,7 @@ from ...server_args import PortArgs, ServerArgs
 from ...support.engine_stats import EngineStats
 from ...support.staging import StagingBuffer
 from ...support.step_timer import StepTimer
+from ...support.transport import Receiver, Sender
 from ...utils import get_int_token_ids
 from ..io_struct import (
     AbortReq,
@@ -29,21 +33,22 @@ from ..io_struct import (
     FlushCacheReq,
     GetInternalStateReq,
     RouterInput,
+    StepInput,
+    StepOutput,
     TokenizedGenerateReqInput,
 )
 from .infer_batch import Batch, FinishReason, ForwardMode, Req
 from .model_runner import ModelRunner
 from .output_streamer import OutputStreamer
 from .radix_cache import RadixCache
+from .rank_processes import RankProcesses, answer_endpoint, step_endpoint
 from .scheduler import Scheduler
+from .stats_log import StatsLog
 
 logger = logging.getLogger(__name__)
 
 NUM_CONTINUE_DECODE_STEPS = 10
 """Decode steps in a row before new requests are looked at again."""
-
-DECODE_LOG_INTERVAL = 20
-"""Decode steps between two statistics lines."""
 
 
 class ModelRpcServer:
@@ -89,7 +94,8 @@ class ModelRpcServer:
         self.stats = EngineStats()
         self.step_timer = StepTimer()
         self._seeds = random.Random(server_args.random_seed)
-        self._last_log = (0, 0, time.monotonic())
+        log_enabled = tp_rank == 0 and not server_args.disable_log_stats
+        self.stats_log = StatsLog(log_enabled, self.stats, self.token_to_kv_pool)
 
     # -- one step ----------------------------------------------------------------------------------------
 
@@ -195,6 +201,17 @@ class ModelRpcServer:
             "waiting": len(self.forward_queue),
         } | self.stats.as_dict()
 
+    def describe(self) -> dict[str, Any]:
+        """What main must know of the engine before it takes requests."""
+        return {
+            "max_total_num_token": self.max_total_num_token,
+            "max_req_input_len": self.max_req_input_len,
+            "context_len": self.model_config.context_len,
+            "vocab_size": self.model_config.vocab_size,
+            "device": str(self.model_runner.device),
+            "dtype": str(self.model_runner.dtype).removeprefix("torch."),
+        }
+
     # -- admission ---------------------------------------------------------------------------------------
 
     def get_new_fill_batch(self) -> Batch | None:
@@ -241,7 +258,14 @@ class ModelRpcServer:
 
         taken = set(admitted)
         self.forward_queue = [req for req in self.forward_queue if req not in taken]
-        self._log_fill(admitted, new_batch_input_tokens)
+        num_cached = sum(len(req.prefix_indices) for req in admitted)
+        self.stats_log.fill(
+            len(admitted),
+            num_cached,
+            new_batch_input_tokens,
+            len(self.forward_queue),
+            len(self.running_batch),
+        )
         return self._new_batch(admitted)
 
     def _new_batch(self, reqs: list[Req]) -> Batch:
@@ -288,7 +312,7 @@ class ModelRpcServer:
         self.stats.forward_steps += 1
         self.stats.decode_steps += 1
         self._sample_and_finish(batch, output.next_token_logits)
-        self._log_decode()
+        self.stats_log.decode(len(self.running_batch), len(self.forward_queue))
 
     def _make_room(self, batch: Batch) -> None:
         """Retract requests if the pool can't take one more token of each; a last one that can't grow ends."""
@@ -329,64 +353,42 @@ class ModelRpcServer:
         num_still_held = self.tree_cache.insert(req.fill_ids[: req.num_computed], slots)
         batch.release(req, num_still_held)
 
-    # -- statistics lines --------------------------------------------------------------------------------
-
-    def _log_fill(self, admitted: list[Req], num_new_tokens: int) -> None:
-        if self.server_args.disable_log_stats or self.tp_rank != 0:
-            return
-        cached = sum(len(req.prefix_indices) for req in admitted)
-        logger.info(
-            "new fill batch. #seq: %d, #cached_token: %d, #new_token: %d, #remaining_req: %d, #running_req: %d",
-            len(admitted),
-            cached,
-            num_new_tokens,
-            len(self.forward_queue),
-            len(self.running_batch),
-        )
-
-    def _log_decode(self) -> None:
-        steps, tokens, then = self._last_log
-        if self.stats.decode_steps - steps < DECODE_LOG_INTERVAL:
-            return
-        now = time.monotonic()
-        throughput = (self.stats.generated_tokens - tokens) / (now - then)
-        self._last_log = (self.stats.decode_steps, self.stats.generated_tokens, now)
-        if self.server_args.disable_log_stats or self.tp_rank != 0:
-            return
-        num_used = self.token_to_kv_pool.used_size
-        logger.info(
-            "#running-req: %d, #token: %d, token usage: %.2f, gen throughput (token/s): %.2f, #queue-req: %d",
-            len(self.running_batch),
-            num_used,
-            num_used / self.max_total_num_token,
-            throughput,
-            len(self.forward_queue),
-        )
-
 
 class ModelRpcClient:
-    """The router's handle on the model: one ModelRpcServer in this process when there is one rank."""
+    """The router's handle on the model: in this process with one rank, else in one process per rank."""
 
     def __init__(self, server_args: ServerArgs, port_args: PortArgs) -> None:
+        self._model: ModelRpcServer | RankProcesses
         if server_args.tp_size > 1:
-            raise NotImplementedError("tensor parallelism arrives with the rank processes")
-        self.model_server = ModelRpcServer(server_args, 0, port_args.nccl_port)
+            self._model = RankProcesses(server_args, port_args)
+        else:
+            self._model = ModelRpcServer(server_args)
 
     @property
     def is_idle(self) -> bool:
-        return self.model_server.is_idle
+        return self._model.is_idle
 
     async def step(self, recv_reqs: Sequence[RouterInput]) -> list[DetokenizerInput]:
-        return self.model_server.exposed_step(recv_reqs)
+        if isinstance(self._model, ModelRpcServer):
+            return self._model.exposed_step(recv_reqs)
+        return await self._model.step(recv_reqs)
 
-    def describe(self) -> dict[str, int | str]:
-        """What main must know of the engine before it takes requests."""
-        server = self.model_server
-        return {
-            "max_total_num_token": server.max_total_num_token,
-            "max_req_input_len": server.max_req_input_len,
-            "context_len": server.model_config.context_len,
-            "vocab_size": server.model_config.vocab_size,
-            "device": str(server.model_runner.device),
-            "dtype": str(server.model_runner.dtype).removeprefix("torch."),
-        }
+    def describe(self) -> dict[str, Any]:
+        return self._model.describe()
+
+
+def start_rank_process(server_args: ServerArgs, port_args: PortArgs, rank: int, ready: Connection) -> None:
+    """Entry of a rank process: load the model, say so on ``ready``, step whenever the router says."""
+    server = ModelRpcServer(server_args, rank, port_args.nccl_port)
+
+    async def serve() -> None:
+        steps: Receiver[StepInput] = Receiver(step_endpoint(port_args, rank), StepInput)
+        answers = Sender(answer_endpoint(port_args))
+        ready.send_bytes(msgspec.json.encode({"ok": True} | server.describe()))
+        ready.close()
+        while True:
+            output = server.exposed_step((await steps.recv()).recv_reqs)
+            if rank == 0:
+                answers.send(StepOutput(output, server.is_idle))
+
+    asyncio.run(serve())
