@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -16,14 +17,11 @@ from .stages import existing_stages
 
 app = typer.Typer(
     help="Three engines from the history of one serving runtime: start them, ask them, compare them.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-model_app = typer.Typer(
-    help="The embedded model, SmolLM2-135M-Instruct.", no_args_is_help=True, rich_markup_mode=None
-)
+model_app = typer.Typer(help="The embedded model, SmolLM2-135M-Instruct.", rich_markup_mode=None)
 app.add_typer(model_app, name="model")
 
 StageName = Annotated[
@@ -113,9 +111,17 @@ def model_path() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line and return its exit code: 2 for a user's error, 130 for Ctrl-C."""
+    """Run one command line and return its exit code."""
+    command = typer.main.get_command(app)
+    if arguments in ([], ["model"]):
+        arguments = [*arguments, "--help"]
+    return report_errors(lambda: command.main(arguments, prog_name="strata", standalone_mode=False))
+
+
+def report_errors(action: Callable[[], object]) -> int:
+    """Run ``action`` and return an exit code: 2 for a user's error, 130 for Ctrl-C, 141 for a closed pipe."""
     try:
-        code = typer.main.get_command(app).main(arguments, prog_name="strata", standalone_mode=False)
+        code = action()
     except UserError as error:
         return _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
@@ -126,24 +132,15 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except typer.TyperException as error:
-        message = getattr(error, "format_message", error.__str__)()
-        return _fail(f"{message.rstrip('.')}. See: strata {' '.join([*_command_words(arguments), '--help'])}")
+        message = getattr(error, "format_message", error.__str__)().rstrip(".")
+        context = getattr(error, "ctx", None)
+        return _fail(f"{message}. See: {context.command_path if context else 'strata'} --help")
     return code if isinstance(code, int) else 0
 
 
 def _fail(message: str) -> int:
     typer.echo(f"strata: {message}", err=True)
     return 2
-
-
-def _command_words(arguments: list[str]) -> list[str]:
-    """The words of ``arguments`` that name a command: ``model fetch`` of ``model fetch --nope``."""
-    words, commands = list[str](), {"": [c.name or "" for c in app.registered_commands]}
-    names = {*commands[""], *(c.callback.__name__ for c in app.registered_commands if c.callback), "model"}
-    for word in arguments[:2]:
-        if (not words and word in names) or (words == ["model"] and word in ("fetch", "path")):
-            words.append(word)
-    return words
 
 
 def main() -> None:
