@@ -14,7 +14,7 @@ STAMP := $(VENV)/.setup-stamp
 .PHONY: help setup model serve tour test check bench
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
+	@grep -hE '^[a-z$$().-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
 	@echo "Variables: STAGE=$(STAGE) PORT=$(PORT) PYTHON=$(PYTHON)"
 
 setup: $(STAMP) ## make the virtual environment .venv from constraints.txt

@@ -7,7 +7,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from .client import ChatClient, Message
+from .client import ChatClient, Message, Refused
 from .serve import running_server
 from .stages import find_stage
 
@@ -78,6 +78,10 @@ def _ask(client: ChatClient, model: str, conversation: Conversation, question: s
         for piece in client.stream(model, conversation.messages):
             pieces.append(piece)
             print(piece, end="", flush=True)
+    except Refused as error:
+        say(str(error))
+        conversation.messages.pop()
+        return
     except KeyboardInterrupt:
         print(" …", end="")
     print(flush=True)

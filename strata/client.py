@@ -15,6 +15,10 @@ from .errors import UserError
 Message = dict[str, str]
 
 
+class Refused(UserError):
+    """The server answered, with an error; it may well take the next request."""
+
+
 @dataclass
 class ChatClient:
     """Talks to one server. ``url`` may end in ``/v1`` or not; ``max_tokens`` and ``temperature`` are fixed."""
@@ -27,14 +31,17 @@ class ChatClient:
 
     def __post_init__(self) -> None:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        # No proxies: the server is this machine or one that the user named. The first token of a long
-        # conversation may take minutes on a CPU.
-        self._http = httpx.Client(
-            base_url=self.url.rstrip("/").removesuffix("/v1"),
-            headers=headers,
-            timeout=httpx.Timeout(600.0, connect=5.0),
-            trust_env=False,
-        )
+        try:
+            # No proxies: the server is this machine or one that the user named. The first token of a long
+            # conversation may take minutes on a CPU.
+            self._http = httpx.Client(
+                base_url=self.url.rstrip("/").removesuffix("/v1"),
+                headers=headers,
+                timeout=httpx.Timeout(600.0, connect=5.0),
+                trust_env=False,
+            )
+        except httpx.InvalidURL as error:
+            raise self._no_server(error) from error
 
     def close(self) -> None:
         self._http.close()
@@ -72,7 +79,7 @@ class ChatClient:
                 continue
             chunk = json.loads(data)
             if "error" in chunk:
-                raise UserError(f"the server says: {chunk['error'].get('message', chunk['error'])}")
+                raise Refused(f"the server says: {_message(chunk)}")
             for choice in chunk.get("choices", []):
                 if piece := choice.get("delta", {}).get("content"):
                     yield piece
@@ -80,11 +87,12 @@ class ChatClient:
     def _request(self, method: str, path: str) -> httpx.Response:
         try:
             return self._http.request(method, path)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise UserError(
-                f"no server answers at {self.url} ({error or type(error).__name__})",
-                "Start one: strata serve latest",
-            ) from error
+        except httpx.HTTPError as error:
+            raise self._no_server(error) from error
+
+    def _no_server(self, error: Exception) -> UserError:
+        reason = str(error) or type(error).__name__
+        return UserError(f"no server answers at {self.url} ({reason})", "Start one: strata serve latest")
 
     def _checked(self, response: httpx.Response) -> Any:
         try:
@@ -94,11 +102,16 @@ class ChatClient:
         if response.status_code == 401:
             raise UserError(f"the server at {self.url} wants a key", "Pass --api-key or set STRATA_API_KEY")
         if response.status_code != 200:
-            error = answer.get("error", answer) if isinstance(answer, dict) else answer
-            raise UserError(
-                f"the server says: {error.get('message', error) if isinstance(error, dict) else error}"
-            )
+            raise Refused(f"the server says: {_message(answer)}")
         return answer
+
+
+def _message(answer: Any) -> str:
+    """The message of an OpenAI error object, or whatever came in its place."""
+    match answer:
+        case {"error": {"message": message}} | {"error": message}:
+            return str(message)
+    return str(answer)
 
 
 @dataclass
