@@ -1,0 +1,102 @@
+"""From a regex over a million characters to one over a handful of letters.
+
+A pattern can tell apart only the characters that its classes tell apart: to ``\\w+ \\d`` there are digits, other
+word characters, spaces and the rest. Those groups become the letters of a small alphabet, the pattern is spelled
+in letters, and the automaton compiled from it has as many columns as there are letters. So ``\\w{1,64}`` needs 65
+states, where an automaton over bytes needs 300 for each of the 64 and one over tokens has 49,152 columns.
+
+Runs in the main process. An `Alphabet` travels inside the compiled index and lives as long as that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .char_sets import CharSet
+from .dialect import Chars, Choice, Node, RegexError, Repeat, Sequence
+from .spelling import Spelling
+
+MAX_SETS = 1024
+"""Different characters and classes that one pattern may name."""
+
+MAX_SPELLED = 1_000_000
+"""Characters of the pattern that the compile worker is given."""
+
+
+@dataclass(frozen=True)
+class Alphabet:
+    """Which letter each character is: those from ``starts[i]`` to ``starts[i + 1]`` are ``letters[i]``.
+
+    ``starts`` is int32, sorted, from 0 on; ``letters`` uint16 of the same length, where ``size`` (one more than
+    the last letter) stands for characters that no output may hold.
+    """
+
+    starts: NDArray[np.int32]
+    letters: NDArray[np.uint16]
+    size: int
+
+
+def spell(tree: Node, spelling: Spelling) -> tuple[Alphabet, str]:
+    """The alphabet of ``tree``, and the tree as a pattern for a Rust regex in which letter ``i`` is ``chr(i)``.
+
+    Characters that the vocabulary cannot spell belong to no letter, so that the automaton never waits for one.
+    The letter ``size + 1``, which no text contains, stands for a set of which nothing is left.
+    """
+    sets = list({chars.toggles.tobytes(): chars for chars in _char_sets(tree)}.items())
+    if len(sets) > MAX_SETS:
+        raise RegexError(
+            f"regex names {len(sets)} different characters and classes; at most {MAX_SETS} are served."
+        )
+    toggles = [chars.toggles for _, chars in sets]
+    starts = np.unique(np.concatenate([np.zeros(1, np.int32), *spelling.borders, *toggles])).astype(np.int32)
+    member = np.array([chars.contains(starts) for _, chars in sets], dtype=np.bool_).reshape(len(sets), -1)
+    member &= spelling.chars.contains(starts)
+    groups, group_of = np.unique(np.packbits(member, axis=0), axis=1, return_inverse=True)
+    in_some_set = groups.any(axis=0) if len(sets) else np.zeros(groups.shape[1], np.bool_)
+    size = int(in_some_set.sum())
+    letter_of_group = np.where(in_some_set, np.cumsum(in_some_set) - 1, size)
+    alphabet = Alphabet(starts, letter_of_group[group_of.ravel()].astype(np.uint16), size)
+    spelled = {key: _spell_set(alphabet, row) for (key, _), row in zip(sets, member, strict=True)}
+    pattern = _spell_node(tree, spelled)
+    if len(pattern) > MAX_SPELLED:
+        raise RegexError("regex is too large: its classes are too many and too entangled.")
+    return alphabet, pattern
+
+
+def _char_sets(node: Node) -> Iterator[CharSet]:
+    match node:
+        case Chars(chars=chars):
+            yield chars
+        case Repeat(body=body):
+            yield from _char_sets(body)
+        case Sequence(parts=nodes) | Choice(branches=nodes):
+            for child in nodes:
+                yield from _char_sets(child)
+
+
+def _spell_set(alphabet: Alphabet, member: NDArray[np.bool_]) -> str:
+    """A class of the letters whose intervals are members; ``member`` is bool ``[intervals]``."""
+    letters = np.unique(alphabet.letters[member]).tolist()
+    if not letters:
+        return rf"\x{{{alphabet.size + 1:x}}}"
+    cuts = [0, *(i for i, (a, b) in enumerate(pairwise(letters), 1) if b != a + 1), len(letters)]
+    runs = [(letters[start], letters[end - 1]) for start, end in pairwise(cuts)]
+    return "[" + "".join(rf"\x{{{first:x}}}-\x{{{last:x}}}" for first, last in runs) + "]"
+
+
+def _spell_node(node: Node, spelled: dict[bytes, str]) -> str:
+    match node:
+        case Chars(chars=chars):
+            return spelled[chars.toggles.tobytes()]
+        case Sequence(parts=parts):
+            return "".join(_spell_node(part, spelled) for part in parts)
+        case Choice(branches=branches):
+            return "(?:" + "|".join(_spell_node(branch, spelled) for branch in branches) + ")"
+        case Repeat(body=body, low=low, high=high):
+            upper = "" if high is None else str(high)
+            return f"(?:{_spell_node(body, spelled)}){{{low},{upper}}}"
