@@ -64,7 +64,7 @@ def prefill_blocks(head_dim: int, tensor: torch.Tensor) -> Blocks:
     float32 products run on the plain cores, fully unrolled: larger tiles than these take minutes to compile.
     """
     if tensor.dtype == torch.float32:
-        return Blocks(32, 32, 4, 1) if head_dim <= 128 else Blocks(16, 16, 4, 1)
+        return Blocks(32, 16, 4, 1) if head_dim <= 128 else Blocks(16, 16, 4, 1)
     roomy = not tensor.is_cuda or torch.cuda.get_device_capability(tensor.device) in ((8, 0), (9, 0), (10, 0))
     if head_dim <= 128:
         return Blocks(128, 64, 8 if head_dim > 64 else 4, 3 if roomy else 2)

@@ -149,8 +149,12 @@ def _merge_kernel(
 
 
 def decode_blocks(head_dim: int, dtype: torch.dtype) -> DecodeBlocks:
-    """The measured tiles; a key tile is kept near 16 KiB, so that several loads of it fit any GPU."""
-    block_n = min(64, max(16, 16384 // (padded_head_dim(head_dim) * dtype.itemsize)))
+    """The measured tiles: 16 KiB of keys, so that several loads fit any GPU (float32: 8, to stay in registers).
+
+    The slots are loaded first and K and V through them, so two of ``num_stages`` go to each tile in flight.
+    """
+    tile_bytes = 8192 if dtype == torch.float32 else 16384
+    block_n = min(64, max(16, tile_bytes // (padded_head_dim(head_dim) * dtype.itemsize)))
     return DecodeBlocks(block_n, num_warps=4, num_stages=3, programs_per_sm=4, min_split_len=256)
 
 

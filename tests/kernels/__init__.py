@@ -1,0 +1,1 @@
+"""The Triton kernels of the stages: interpreted without a GPU, native with one."""
