@@ -13,6 +13,7 @@ from typing import Any
 
 import tokenizers
 
+from .models import SUPPORTED_ARCHITECTURES
 from .support.chat_template import ChatTemplate, ChatTemplateError
 from .support.token_bytes import TokenBytes
 
@@ -21,8 +22,6 @@ PICKLED_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 def check_model_folder(model_path: str, tokenizer_path: str | None = None, load_format: str = "auto") -> None:
     """Raise ``ValueError``, saying what is missing and how to mend it, unless the folder can be served."""
-    from .models import SUPPORTED_ARCHITECTURES
-
     folder = Path(model_path)
     if not folder.is_dir():
         raise ValueError(f"--model-path {model_path} is not a folder. `strata model fetch` makes one.")

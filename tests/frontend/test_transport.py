@@ -62,7 +62,7 @@ HOSTILE_FRAMES = {
 
 
 def push_socket(endpoint: str) -> zmq.Socket[bytes]:
-    socket = zmq.Context.instance().socket(zmq.PUSH)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
     socket.setsockopt(zmq.LINGER, 2000)
     socket.connect(endpoint)
     return socket

@@ -7,7 +7,6 @@ the key, one function reads a body.
 from __future__ import annotations
 
 import hmac
-from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send

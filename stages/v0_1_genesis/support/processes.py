@@ -6,6 +6,7 @@ whichever process is killed, nothing is left a few seconds later, and nothing of
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import multiprocessing
@@ -138,10 +139,8 @@ def _run_child(
 def _report_failure(ready: Connection, error: Exception) -> None:
     """Tell main, if it still waits for the handshake, why there will be none."""
     reason = " ".join(str(error).split()) or type(error).__name__
-    try:
+    with contextlib.suppress(OSError):  # a closed pipe: the process had started, and main sees it die
         ready.send_bytes(msgspec.json.encode({"ok": False, "error": reason[:2000]}))
-    except OSError:  # the pipe is closed: the process had started, and main sees it die
-        pass
 
 
 def die_with_parent(on_death: Callable[[], None] | None = None) -> None:

@@ -74,7 +74,7 @@ class Receiver(Generic[MessageT]):
 
     def drain(self) -> list[MessageT]:
         """Every message that has already arrived, without waiting."""
-        messages = []
+        messages: list[MessageT] = []
         while True:
             try:
                 message = self._decode(self._plain.recv_multipart(zmq.NOBLOCK))
@@ -103,7 +103,7 @@ class Sender:
 
     def __init__(self, endpoint: str) -> None:
         self._encoder = msgspec.msgpack.Encoder()
-        self._socket = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         # No high-water mark: a slow or dead receiver must never block the sender. Its death ends the
         # server within seconds (INV-LIVE), which bounds what can pile up here.
         self._socket.setsockopt(zmq.SNDHWM, 0)

@@ -1,0 +1,301 @@
+"""Starts a server and keeps it running; and `Runtime`, which does so from Python.
+
+`launch_server` is the main process' whole life: check, start the children, serve, end everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import msgspec
+
+from .hf_transformers_utils import Tokenizer, check_model_folder, get_tokenizer
+from .http_app import create_app
+from .managers.io_struct import TokenizerManagerInput
+from .managers.tokenizer_manager import EngineInfo, TokenizerManager
+from .model_config import ModelConfig
+from .server_args import PortArgs, ServerArgs
+from .support.http_server import HttpServer, bind_listener, loop_factory
+from .support.logs import configure_logging
+from .support.processes import Child, ProcessGroup, StartError
+from .support.transport import Receiver, Sender, ipc_endpoint, new_socket_dir, remove_socket_dir
+
+logger = logging.getLogger(__name__)
+
+ROUTER = f"{__package__}.managers.router.manager:start_router_process"
+DETOKENIZER = f"{__package__}.managers.detokenizer_manager:start_detokenizer_process"
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+
+GRACE_AFTER_DEATH_S = 1.0
+"""After a child's death clients hear of it for so long before main ends too (INV-LIVE: 5 s in all)."""
+
+RUNTIME_START_TIMEOUT_S = 300.0
+RUNTIME_STOP_TIMEOUT_S = 10.0
+LOG_LINES_SHOWN = 20
+
+
+def launch_server(server_args: ServerArgs, router: str = ROUTER) -> int:
+    """Serve until told to end; returns the exit code: 0 asked to end, 1 failed, 2 wrong arguments.
+
+    ``router`` names the router's entry point, so that tests can put a stand-in there.
+    """
+    configure_logging("main", server_args.log_level)
+    signal.signal(signal.SIGTERM, _raise_keyboard_interrupt)
+    try:
+        tokenizer = _check(server_args)
+        listener = bind_listener(server_args.host, server_args.port)
+    except ValueError as error:
+        logger.error("%s", error)
+        return EXIT_USAGE
+    except OSError as error:
+        logger.error(
+            "can't bind %s port %d: %s.", server_args.host, server_args.port, error.strerror or error
+        )
+        return EXIT_FAILED
+    server_args = replace(server_args, port=listener.getsockname()[1])
+    port_args = _new_ports()
+    group = ProcessGroup()
+    try:
+        return _run(server_args, port_args, tokenizer, listener, group, router)
+    except KeyboardInterrupt:
+        return EXIT_OK
+    except StartError as error:
+        logger.error("%s", error)
+        return EXIT_FAILED
+    finally:
+        listener.close()
+        group.stop()
+        remove_socket_dir(port_args.tokenizer_endpoint)
+
+
+def _check(server_args: ServerArgs) -> Tokenizer:
+    """Find every mistake that can be found before a process starts; raises ``ValueError``."""
+    server_args.check()
+    check_model_folder(server_args.model_path, server_args.tokenizer_path, server_args.load_format)
+    ModelConfig(server_args.model_path, server_args.context_length)
+    return get_tokenizer(server_args.tokenizer_path, server_args.model_path)
+
+
+def _new_ports() -> PortArgs:
+    socket_dir = new_socket_dir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        nccl_port = probe.getsockname()[1]
+    return PortArgs(
+        router_endpoint=ipc_endpoint(socket_dir, "router"),
+        detokenizer_endpoint=ipc_endpoint(socket_dir, "detokenizer"),
+        tokenizer_endpoint=ipc_endpoint(socket_dir, "tokenizer"),
+        nccl_port=nccl_port,
+    )
+
+
+def _run(
+    server_args: ServerArgs,
+    port_args: PortArgs,
+    tokenizer: Tokenizer,
+    listener: socket.socket,
+    group: ProcessGroup,
+    router: str,
+) -> int:
+    """Start the children and serve; the caller ends whatever is left."""
+    logger.info("loading %s", server_args.model_path)
+    # The key stays in main: children neither need it nor could they leak it.
+    child_args = (replace(server_args, api_key=None), port_args)
+    for name, target in (("router", router), ("detokenizer", DETOKENIZER)):
+        group.start(name, target, child_args, port_args.tokenizer_endpoint, server_args.log_level)
+    engine = msgspec.convert(group.wait_ready()["router"], EngineInfo)
+    logger.info(
+        "engine ready: %d tokens in the pool, context length %d, %s %s",
+        engine.max_total_num_token,
+        engine.context_len,
+        engine.device,
+        engine.dtype,
+    )
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_serve(server_args, port_args, tokenizer, engine, listener, group))
+
+
+async def _serve(
+    server_args: ServerArgs,
+    port_args: PortArgs,
+    tokenizer: Tokenizer,
+    engine: EngineInfo,
+    listener: socket.socket,
+    group: ProcessGroup,
+) -> int:
+    """Answer HTTP until a signal comes or a child dies."""
+    receiver: Receiver[TokenizerManagerInput] = Receiver(port_args.tokenizer_endpoint, TokenizerManagerInput)
+    manager = TokenizerManager(tokenizer, engine, Sender(port_args.router_endpoint))
+    http_server = HttpServer(create_app(manager, server_args, group.is_alive))
+    loop = asyncio.get_running_loop()
+    deaths: list[Child] = []
+
+    def on_death(sentinel: int, child: Child) -> None:
+        loop.remove_reader(sentinel)
+        if not http_server.should_exit:
+            child.process.join()
+            logger.error("%s; ending the server", child.fate)
+            deaths.append(child)
+            manager.fail_all(f"The server is ending: {child.fate}.")
+            loop.call_later(GRACE_AFTER_DEATH_S, http_server.end)
+
+    def on_signal() -> None:
+        logger.info("ending")
+        manager.fail_all("The server is ending.")
+        http_server.end()
+
+    for sentinel, child in group.sentinels():
+        loop.add_reader(sentinel, on_death, sentinel, child)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    answers = asyncio.create_task(manager.handle_loop(receiver))
+    announcement = asyncio.create_task(_announce(http_server, server_args))
+    await http_server.serve(sockets=[listener])
+    for task in (answers, announcement):
+        task.cancel()
+    for sentinel, _ in group.sentinels():
+        loop.remove_reader(sentinel)
+    return EXIT_FAILED if deaths else EXIT_OK
+
+
+async def _announce(http_server: HttpServer, server_args: ServerArgs) -> None:
+    """Say, once requests are taken, where and how to send one."""
+    while not http_server.started:
+        await asyncio.sleep(0.01)
+    body = json.dumps({"text": "The capital of France is", "sampling_params": {"max_new_tokens": 16}})
+    key = " -H 'authorization: Bearer KEY'" if server_args.api_key else ""
+    logger.info("ready at %s", server_args.url)
+    logger.info(
+        "try: curl %s/generate%s -H 'content-type: application/json' -d '%s'", server_args.url, key, body
+    )
+
+
+def _raise_keyboard_interrupt(number: int, frame: object) -> None:
+    """SIGTERM before the event loop runs: end as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+class Runtime:
+    """Starts a server in a process of its own and returns when it is healthy.
+
+    Takes `ServerArgs`' fields by name; without ``port`` it takes a free one. Raises ``RuntimeError``, with the
+    last lines of the server's log, if the server ends instead of becoming ready.
+    """
+
+    def __init__(self, model_path: str, **server_args: Any) -> None:
+        server_args.setdefault("port", _free_port())
+        self.server_args = ServerArgs(model_path=model_path, **server_args)
+        self.url = self.server_args.url
+        self._log = tempfile.TemporaryFile(prefix="strata-runtime-")  # noqa: SIM115 (closed by shutdown)
+        self._client = httpx.Client(base_url=self.url, timeout=None, headers=self._headers(), trust_env=False)
+        self._process = self._start()
+        atexit.register(self.shutdown)
+        try:
+            self._wait_until_healthy()
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def generate(
+        self, prompt: str | list[str], sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    ) -> Any:
+        """Output of `/generate`: one dict with ``text`` and ``meta_info``, or a list of them for a list."""
+        body = {"text": prompt, "sampling_params": sampling_params}
+        response = self._client.post("/generate", json=body)
+        if response.status_code != 200:
+            raise RuntimeError(response.json()["error"]["message"])
+        return response.json()
+
+    def shutdown(self) -> None:
+        """End the server and wait until it is gone. May be called twice."""
+        atexit.unregister(self.shutdown)
+        self._client.close()
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(RUNTIME_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _headers(self) -> dict[str, str]:
+        key = self.server_args.api_key
+        return {"authorization": f"Bearer {key}"} if key else {}
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # The server imports this package from where it was imported here.
+        root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        command = [sys.executable, "-m", f"{__package__}.launch_server", *_to_flags(self.server_args)]
+        return subprocess.Popen(
+            command, stdout=self._log, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": path}
+        )
+
+    def _wait_until_healthy(self) -> None:
+        deadline = time.monotonic() + RUNTIME_START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                code = self._process.returncode
+                raise RuntimeError(f"The server ended with exit code {code}:\n{self._log_tail()}")
+            try:
+                if self._client.get("/health", timeout=5.0).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        raise RuntimeError(
+            f"The server was not ready after {RUNTIME_START_TIMEOUT_S:.0f} s:\n{self._log_tail()}"
+        )
+
+    def _log_tail(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").splitlines()
+        return "\n".join(lines[-LOG_LINES_SHOWN:])
+
+
+def _to_flags(server_args: ServerArgs) -> list[str]:
+    """The command line that gives these arguments; those at their default are left out."""
+    flags = []
+    for field in fields(server_args):
+        value = getattr(server_args, field.name)
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        if value == default:
+            continue
+        flags.append("--" + field.name.replace("_", "-"))
+        if isinstance(value, list):
+            flags += value
+        elif not isinstance(value, bool):
+            flags.append(str(value))
+    return flags
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
