@@ -40,6 +40,7 @@ CAPABILITIES: Final[frozenset[str]] = frozenset(
         "sampling.logit_bias",
         "sampling.seed",
         "sampling.stop_strings",
+        "regex",
         "model.llama",
         "model.mistral",
         "openai.completions",

@@ -21,7 +21,8 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
     """Sampling parameters with January's names and defaults.
 
     ``stop`` holds strings that end the text (they are not part of it); ``dtype="int"`` allows digits only and
-    stops at a space or newline; ``logit_bias`` adds to the logits of the token ids named by its keys.
+    stops at a space or newline; ``regex`` is what the whole output has to match (`constrained/dialect.py`), which
+    also ends it, whatever ``ignore_eos`` says; ``logit_bias`` adds to the logits of the token ids named by its keys.
     A request with ``seed`` draws the same tokens whatever shares its batch.
     """
 
@@ -62,6 +63,8 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}.")
         if self.top_k != -1 and self.top_k < 1:
             raise ValueError(f"top_k must be -1 (off) or at least 1, got {self.top_k}.")
+        if self.regex is not None and self.dtype is not None:
+            raise ValueError('regex and dtype exclude each other: dtype "int" is a constraint of its own.')
         self._verify_stops()
         self._verify_logit_bias(vocab_size)
 

@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .char_sets import CharSet
 from .dialect import Chars, Choice, Node, RegexError, Repeat, Sequence
+from .regex_index import RegexIndex
 from .spelling import Spelling
 
 MAX_SETS = 1024
@@ -39,6 +41,14 @@ class Alphabet:
     starts: NDArray[np.int32]
     letters: NDArray[np.uint16]
     size: int
+
+    def pack(self, cells: bytes) -> RegexIndex:
+        """This alphabet together with the automaton over it."""
+        return RegexIndex(self.starts.tobytes(), self.letters.tobytes(), self.size, cells)
+
+    @classmethod
+    def unpack(cls, index: RegexIndex) -> Self:
+        return cls(np.frombuffer(index.starts, "<i4"), np.frombuffer(index.letters, "<u2"), index.size)
 
 
 def spell(tree: Node, spelling: Spelling) -> tuple[Alphabet, str]:

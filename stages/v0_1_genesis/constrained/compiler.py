@@ -19,7 +19,7 @@ from .bounded_cache import BoundedCache
 from .dialect import RegexError, parse
 from .index_worker import LENGTH
 from .regex_index import RegexIndex
-from .spelling import Spelling
+from .spelling import Spelling, TokenSource, read_tokens
 
 WORKER = Path(__file__).with_name("index_worker.py")
 MAX_WORKERS = 2
@@ -38,10 +38,15 @@ class CompilerBusyError(RuntimeError):
 
 
 class RegexCompiler:
-    """``await compile(pattern)`` from one event loop; equal patterns share one compilation."""
+    """``await compile(pattern)`` from one event loop; equal patterns share one compilation.
 
-    def __init__(self, spelling: Spelling) -> None:
-        self._spelling = spelling
+    ``vocab_size`` is the width of the model's logits.
+    """
+
+    def __init__(self, tokenizer: TokenSource, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._spelling: asyncio.Task[Spelling] | None = None
         self._indices: BoundedCache[str, RegexIndex] = BoundedCache(MAX_CACHED, MAX_CACHED_BYTES)
         self._failures: BoundedCache[str, tuple[float, str]] = BoundedCache(MAX_CACHED, MAX_CACHED_BYTES)
         self._building: dict[str, asyncio.Task[RegexIndex]] = {}
@@ -54,6 +59,8 @@ class RegexCompiler:
         Raises ``ValueError`` with one line for a pattern that is bad, refused or too expensive, and
         `CompilerBusyError` if others kept the workers busy.
         """
+        if not self._tokenizer.eos_token_ids:
+            raise RegexError("regex needs an end-of-text token, and this model's files name none.")
         index = self._indices.get(pattern)
         if index is not None:
             return index
@@ -85,7 +92,10 @@ class RegexCompiler:
             self._failures.put(pattern, (time.monotonic(), message), len(pattern) + len(message))
 
     async def _build(self, pattern: str) -> RegexIndex:
-        alphabet, spelled = spell(parse(pattern), self._spelling)
+        tree = parse(pattern)
+        if self._spelling is None:
+            self._spelling = asyncio.create_task(asyncio.to_thread(self._read_vocabulary))
+        alphabet, spelled = spell(tree, await asyncio.shield(self._spelling))
         deadline = asyncio.get_running_loop().time() + QUEUE_SECONDS
         try:
             async with asyncio.timeout_at(deadline):
@@ -96,7 +106,11 @@ class RegexCompiler:
             cells = await self._run([spelled, alphabet.size, COMPILE_SECONDS], deadline)
         finally:
             self._free_workers.release()
-        return RegexIndex.of(alphabet, cells)
+        return alphabet.pack(cells)
+
+    def _read_vocabulary(self) -> Spelling:
+        """A tenth of a second, once, before the first regex; in a thread, so that streams go on."""
+        return Spelling.of(read_tokens(self._tokenizer, self._vocab_size))
 
     async def _run(self, job: list[str | int | float], deadline: float) -> bytes:
         """Give the job to a worker; one that does not answer in time is not seen again."""

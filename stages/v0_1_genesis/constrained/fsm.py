@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .alphabet import Alphabet
 from .bounded_cache import BoundedCache
 from .regex_index import RegexIndex
 from .spelling import Spelling
@@ -44,9 +45,9 @@ class RegexFSM:
 
     def __init__(self, index: RegexIndex, trie: TokenTrie, spelling: Spelling) -> None:
         self._trie = trie
-        self._alphabet = index.alphabet
+        self._alphabet = Alphabet.unpack(index)
         self._width = index.size + 1
-        table = index.table.astype(np.int32)
+        table = np.frombuffer(index.cells, "<u2").reshape(-1, self._width).astype(np.int32)
         self._final = table[:, index.size] != 0
         table[:, index.size] = 0  # from here on the column of characters that belong to no letter
         self._table = table

@@ -6,9 +6,12 @@ samples, as long as the process; bounded in entries and bytes.
 
 from __future__ import annotations
 
+from .alphabet import spell
 from .bounded_cache import BoundedCache
+from .dialect import parse
 from .fsm import RegexFSM
-from .regex_index import RegexIndex, build_index
+from .index_worker import build_table
+from .regex_index import RegexIndex
 from .spelling import Spelling, TokenSource, read_tokens
 from .token_trie import TokenTrie
 
@@ -28,10 +31,15 @@ class FSMCache:
     def get(self, pattern: str, index: RegexIndex | None = None) -> RegexFSM:
         """The automaton of ``pattern``, made from ``index``.
 
-        Without an index (an engine without a server) it is compiled here and now; that may raise ``ValueError``.
+        Without an index (an engine without a server) it is compiled here and now, however long that takes; it
+        may raise ``ValueError``, as `compiler.RegexCompiler.compile` does.
         """
         fsm = self._automata.get(pattern)
         if fsm is None:
-            fsm = RegexFSM(index or build_index(pattern, self._spelling), self._trie, self._spelling)
+            fsm = RegexFSM(index or self._build(pattern), self._trie, self._spelling)
             self._automata.put(pattern, fsm, fsm.nbytes)
         return fsm
+
+    def _build(self, pattern: str) -> RegexIndex:
+        alphabet, spelled = spell(parse(pattern), self._spelling)
+        return alphabet.pack(build_table(spelled, alphabet.size))

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from ..constrained.regex_index import RegexIndex
 from ..sampling_params import SamplingParams
 
 
@@ -18,7 +19,7 @@ class Message(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 
 
 class TokenizedGenerateReqInput(Message):
-    """main → router: one prompt, ready to be scheduled."""
+    """main → router: one prompt, ready to be scheduled; ``regex_index`` is its regex, compiled."""
 
     rid: str
     input_ids: list[int]
@@ -26,6 +27,7 @@ class TokenizedGenerateReqInput(Message):
     stream: bool
     return_normalized_logprob: bool = False
     normalized_logprob_start_len: int = 0
+    regex_index: RegexIndex | None = None
 
 
 class AbortReq(Message):

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...constrained.fsm import START, RegexFSM
+from ...constrained.logit_mask import mask_logits
 from ...memory_pool import ReqToTokenPool, TokenToKVPool
 from ...sampling_params import SamplingParams
 from ...support.sampling_ops import draw, keep_top_k, keep_top_p, uniform
@@ -80,6 +82,8 @@ class Req:
         self.finish_detail: str | int = ""
         self.allowed_token_ids: Tensor | None = None
         """When set, the only ids that the next token may have."""
+        self.regex_fsm: RegexFSM | None = None
+        self.regex_fsm_state = START
         self._stop_filter: StopStringFilter | None = None
         if stops := sampling_params.stop_strs:
             self._detokenizer = IncrementalDetokenizer(tokenizer, sampling_params.skip_special_tokens)
@@ -118,7 +122,11 @@ class Req:
     def append_token(self, token_id: int) -> None:
         """Take the next token and decide whether the request ends with it."""
         self.output_ids.append(token_id)
-        if token_id in self.eos_token_ids and not self.sampling_params.ignore_eos:
+        if self.regex_fsm is not None:
+            self.regex_fsm_state = self.regex_fsm.next_state(self.regex_fsm_state, token_id)
+        # A regex allows the end only where the text may end; then it is no end to be ignored.
+        ignores_eos = self.sampling_params.ignore_eos and self.regex_fsm is None
+        if token_id in self.eos_token_ids and not ignores_eos:
             self.finish(FinishReason.EOS_TOKEN, token_id)
         elif self.max_new_tokens_left <= 0:
             self.finish(FinishReason.LENGTH, self.max_new_tokens)
@@ -377,3 +385,10 @@ class Batch:
                 kept = logits[row, allowed]
                 logits[row] = -torch.inf
                 logits[row, allowed] = kept
+        constrained = {
+            row: (fsm, req.regex_fsm_state)
+            for row, req in enumerate(self.reqs)
+            if (fsm := req.regex_fsm) is not None
+        }
+        if constrained:
+            mask_logits(logits, list(constrained), list(constrained.values()))

@@ -18,6 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ...constrained.fsm_cache import FSMCache
 from ...hf_transformers_utils import get_tokenizer
 from ...model_config import ModelConfig
 from ...server_args import PortArgs, ServerArgs
@@ -68,6 +69,7 @@ class ModelRpcServer:
         self.model_config = ModelConfig(server_args.model_path, server_args.context_length)
         self.model_runner = ModelRunner(self.model_config, server_args, tp_rank, nccl_port)
         self.tokenizer = get_tokenizer(server_args.tokenizer_path, server_args.model_path)
+        self.regex_fsm_cache = FSMCache(self.tokenizer, self.model_config.vocab_size)
         self.req_to_token_pool = self.model_runner.req_to_token_pool
         self.token_to_kv_pool = self.model_runner.token_to_kv_pool
         index_dtype = self.token_to_kv_pool.index_dtype
@@ -140,6 +142,7 @@ class ModelRpcServer:
             req.seed = self._seeds.getrandbits(63)
         if recv_req.sampling_params.dtype == "int":
             req.allowed_token_ids = self._int_token_ids
+        self._set_regex_fsm(req, recv_req)
         req.return_normalized_logprob = recv_req.return_normalized_logprob
         req.normalized_logprob_start_len = recv_req.normalized_logprob_start_len
         num_input = len(req.input_ids)
@@ -156,6 +159,14 @@ class ModelRpcServer:
         room = min(self.model_config.context_len, self.max_total_num_token - 1) - num_input
         req.max_new_tokens = min(req.sampling_params.max_new_tokens, room)
         self.forward_queue.append(req)
+
+    def _set_regex_fsm(self, req: Req, recv_req: TokenizedGenerateReqInput) -> None:
+        if (regex := recv_req.sampling_params.regex) is None:
+            return
+        try:
+            req.regex_fsm = self.regex_fsm_cache.get(regex, recv_req.regex_index)
+        except ValueError as error:  # only where no server has compiled it before
+            req.finish(FinishReason.ABORT, str(error))
 
     @cached_property
     def _int_token_ids(self) -> Tensor:
