@@ -11,7 +11,7 @@ from stages.v0_1_genesis.layers.fused_rotary import rotary_embedding
 from stages.v0_1_genesis.layers.get_selected_logprob import get_selected_logprob
 from stages.v0_1_genesis.layers.store_kv import store_kv
 
-from .setting import DEVICE, DTYPES, MARKS, assert_close, index, randn, running_sum, sizes
+from .setting import DEVICE, DTYPES, MARKS, assert_close, index, randn, sizes
 
 pytestmark = MARKS
 
@@ -80,12 +80,12 @@ def test_store_kv_writes_these_slots_and_no_others(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab", sizes([50, 4100], [128256]))
 def test_selected_logprobs_stop_at_each_request(vocab: int, dtype: torch.dtype) -> None:
-    lens = [1, 3, 2]
+    ends = [0, 3, 5]  # of requests of 1, 3 and 2 tokens
     logits = randn(6, vocab, dtype=dtype) * 5
     logits[2, 0] = float("-inf")  # a masked token; its row wants another
-    ids = torch.randint(1, vocab, (6,), device=DEVICE)
-    out = get_selected_logprob(logits, ids, index(running_sum(lens)), index(lens), max(lens))
-    expected = logits.double().log_softmax(-1).gather(1, ids.roll(-1)[:, None])[:, 0]
-    expected[[0, 3, 5]] = 0.0
+    next_ids = torch.randint(1, vocab, (6,), device=DEVICE)
+    expected = logits.double().log_softmax(-1).gather(1, next_ids[:, None])[:, 0]
+    expected[ends], next_ids[ends] = 0.0, -1
+    out = get_selected_logprob(logits, next_ids)
     assert out.dtype == torch.float32
     assert_close(out, expected, torch.float32)

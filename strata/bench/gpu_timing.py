@@ -1,0 +1,104 @@
+"""Timing on a CUDA device, and the two ceilings that results are compared with.
+
+Device time comes from replays of a captured graph, so that launches cost nothing; host time is what eager
+launches take before the device has done anything.
+"""
+
+from __future__ import annotations
+
+import gc
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Call = Callable[[], object]
+
+
+def device_seconds(calls: Sequence[Call], budget_s: float = 0.15) -> float:
+    """Median device time of one call. The calls run in turn in one graph: over more data than the L2 holds,
+    each finds its own gone when its turn comes again."""
+    for call in calls:
+        call()  # compiles what there is to compile, outside of the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    graph.replay()
+    one = _replay_seconds(graph)
+    replays = [_replay_seconds(graph) for _ in range(min(50, max(5, int(budget_s / max(one, 1e-6)))))]
+    del graph
+    gc.collect()
+    return statistics.median(replays) / len(calls)
+
+
+def _replay_seconds(graph: torch.cuda.CUDAGraph) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def host_seconds(call: Call, repeats: int = 200) -> float:
+    """Host time of one eager call, median of batches so short that the device's queue never fills."""
+    for _ in range(10):
+        call()
+    batches = []
+    for _ in range(repeats // 20):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(20):
+            call()
+        batches.append((time.perf_counter() - begin) / 20)
+    torch.cuda.synchronize()
+    return statistics.median(batches)
+
+
+def copy_bandwidth(size: int = 2**32) -> float:
+    """Bytes per second of a device-to-device copy of ``size`` bytes, counting those read and those written."""
+    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * size / device_seconds([lambda: target.copy_(source)])
+
+
+def matmul_rate(n: int = 8192) -> float:
+    """Floating-point operations per second of a bf16 product of random ``n * n`` matrices."""
+    a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    return 2 * n**3 / device_seconds([lambda: torch.mm(a, b, out=out)])
+
+
+def provenance(seed: int) -> dict[str, Any]:
+    """What a reader needs to repeat a run: command, commit, seed, versions, device, clocks (MHz: SM, memory)."""
+    return {
+        "command": " ".join(sys.argv),
+        "commit": _output("git", "rev-parse", "HEAD"),
+        "seed": seed,
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in ("torch", "triton", "flashinfer")},
+        "cuda": torch.version.cuda,
+        "device": torch.cuda.get_device_name(),
+        "clocks": _output("nvidia-smi", "--query-gpu=clocks.sm,clocks.mem", "--format=csv,noheader"),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return str(__import__(name).__version__)
+    except ImportError:
+        return None
+
+
+def _output(*command: str) -> str | None:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
