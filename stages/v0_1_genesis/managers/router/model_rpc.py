@@ -101,6 +101,7 @@ class ModelRpcServer:
 
     # -- one step ----------------------------------------------------------------------------------------
 
+    @torch.inference_mode()
     def exposed_step(self, recv_reqs: Sequence[RouterInput]) -> list[DetokenizerInput]:
         """Take in ``recv_reqs``, do one fill or one decode run, and return what is to be sent on."""
         for message in recv_reqs:
@@ -145,10 +146,8 @@ class ModelRpcServer:
         self._set_regex_fsm(req, recv_req)
         req.return_normalized_logprob = recv_req.return_normalized_logprob
         req.normalized_logprob_start_len = recv_req.normalized_logprob_start_len
-        num_input = len(req.input_ids)
-        if not 0 < num_input <= self.max_req_input_len:
-            message = f"the prompt has {num_input} tokens; this server takes 1 to {self.max_req_input_len}."
-            req.finish(FinishReason.ABORT, message)
+        if (refusal := self._refusal(recv_req)) is not None:
+            req.finish(FinishReason.ABORT, refusal)
         elif req.sampling_params.max_new_tokens == 0 and not req.return_normalized_logprob:
             req.finish(FinishReason.LENGTH, 0)
         if req.finish_reason is not None:
@@ -156,9 +155,24 @@ class ModelRpcServer:
             return
 
         # What can never fit would wait for ever: one request alone must fit into the context and the pool.
-        room = min(self.model_config.context_len, self.max_total_num_token - 1) - num_input
+        room = min(self.model_config.context_len, self.max_total_num_token - 1) - len(req.input_ids)
         req.max_new_tokens = min(req.sampling_params.max_new_tokens, room)
         self.forward_queue.append(req)
+
+    def _refusal(self, recv_req: TokenizedGenerateReqInput) -> str | None:
+        """Why a request can't be served. Main has checked all of it; what it missed must not end the engine."""
+        num_input, vocab_size = len(recv_req.input_ids), self.model_config.vocab_size
+        if not 0 < num_input <= self.max_req_input_len:
+            return f"the prompt has {num_input} tokens; this server takes 1 to {self.max_req_input_len}."
+        if min(recv_req.input_ids) < 0 or max(recv_req.input_ids) >= vocab_size:
+            return f"the prompt holds a token id outside of the vocabulary; ids go from 0 to {vocab_size - 1}."
+        if not 0 <= recv_req.normalized_logprob_start_len < num_input:
+            return f"normalized_logprob_start_len must be in [0, {num_input - 1}]."
+        try:
+            recv_req.sampling_params.verify(vocab_size)
+        except ValueError as error:
+            return str(error)
+        return None
 
     def _set_regex_fsm(self, req: Req, recv_req: TokenizedGenerateReqInput) -> None:
         if (regex := recv_req.sampling_params.regex) is None:
