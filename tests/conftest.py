@@ -51,7 +51,8 @@ def stage_of(item: pytest.Item) -> str | None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "stage" in metafunc.fixturenames and not hasattr(metafunc.cls, "stage"):
+    own = any("stage" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "stage" in metafunc.fixturenames and not own and not hasattr(metafunc.cls, "stage"):
         metafunc.parametrize("stage", existing_stages(), scope="session")
 
 

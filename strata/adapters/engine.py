@@ -56,7 +56,7 @@ class Snapshot:
     rows_used: int
     waiting: tuple[str, ...]
     counts: Mapping[int, int] | None = None
-    """References per slot, in stages whose pool counts them (v0.1)."""
+    """References of every slot that is not free, in stages whose pool counts them (v0.1)."""
     ratio: float | None = None
     """new_token_ratio, in stages that adapt it (v0.2 on)."""
 

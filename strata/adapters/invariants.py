@@ -25,7 +25,11 @@ def check_pool(state: Snapshot) -> None:
         holders = Counter(state.tree_slots)
         for request in state.requests:
             holders.update(request.slots)
-        wrong = {s: (n, holders[s]) for s, n in state.counts.items() if n != holders[s]}
+        wrong = {
+            slot: (state.counts.get(slot, 0), holders[slot])
+            for slot in state.counts.keys() | holders.keys()
+            if state.counts.get(slot, 0) != holders[slot]
+        }
         assert not wrong, f"INV-POOL: slot -> (count, holders) differ: {wrong}"
 
 

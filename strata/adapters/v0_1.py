@@ -101,7 +101,7 @@ class GenesisEngine:
             protected=tree.protected_size(),
             rows_used=self.server.req_to_token_pool.size - self.server.req_to_token_pool.can_use_mem_size,
             waiting=tuple(req.rid for req in self.server.forward_queue),
-            counts=dict(enumerate(counts)),
+            counts={slot: count for slot, count in enumerate(counts) if count != 0},
         )
 
     def _nodes(self) -> tuple[tuple[NodeView, ...], dict[int, int]]:

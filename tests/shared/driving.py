@@ -49,9 +49,11 @@ def collect(events: Sequence[Event], into: dict[str, Answer] | None = None) -> d
     return answers
 
 
-def run(engine: Engine, max_steps: int = 20_000) -> dict[str, Answer]:
-    """Step until idle; every invariant that a snapshot shows is checked after every step."""
-    answers: dict[str, Answer] = {}
+def run(
+    engine: Engine, answers: dict[str, Answer] | None = None, max_steps: int = 20_000
+) -> dict[str, Answer]:
+    """Step until idle, adding to ``answers``; all that a snapshot shows is checked after every step."""
+    answers = {} if answers is None else answers
     for _ in range(max_steps):
         collect(engine.step(), answers)
         state = engine.state()

@@ -1,0 +1,149 @@
+"""Clients that go away (probe B16, INV-FREE): the engine forgets them, and nobody else notices."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from strata.adapters import ServerDriver
+
+from .driving import prompt
+from .fixtures import ServerFactory
+from .speaking import generate, internal_state, probe, wait_idle
+
+LONG = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 1900}
+
+
+@pytest.fixture
+def server(servers: ServerFactory, stage: str) -> ServerDriver:
+    return servers(stage)
+
+
+def leave_after(server: ServerDriver, seconds: float, body: dict[str, Any], path: str = "/generate") -> None:
+    """Send a request and close the connection ``seconds`` after its last byte of answer."""
+    timeout = httpx.Timeout(10.0, read=seconds)
+    with (
+        httpx.Client(base_url=server.base_url, timeout=timeout, trust_env=False) as client,
+        contextlib.suppress(httpx.ReadTimeout),
+        client.stream("POST", path, json=body) as response,
+    ):
+        deadline = time.monotonic() + seconds
+        for _ in response.iter_raw():
+            if time.monotonic() > deadline:
+                break
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "condition never came true"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("streaming", [True, False], ids=["stream", "whole"])
+def test_one_that_runs(server: ServerDriver, streaming: bool) -> None:
+    with probe(server):
+        before = internal_state(server)["generated_tokens"]
+        leave_after(server, 0.15, {"text": "count", "sampling_params": LONG, "stream": streaming})
+        wait_idle(server)
+        assert 0 < internal_state(server)["generated_tokens"] - before < 1900
+
+
+def test_while_queued(servers: ServerFactory, stage: str) -> None:
+    """The pool is full of one request; another waits, and goes while it waits."""
+    server = servers(stage, "llama", "--max-total-tokens", "300")
+    full = {"input_ids": prompt(100, 60), "sampling_params": {**LONG, "max_new_tokens": 150}}
+    with probe(server):
+        expected = generate(server, **full)["text"]
+        answers: list[Any] = []
+        runner = threading.Thread(target=lambda: answers.append(generate(server, **full)))
+        other: dict[str, Any] = {"input_ids": prompt(200, 61), "sampling_params": {**LONG, "stop": "\u0001"}}
+        runner.start()
+        leave_after(server, 0.05, other)
+        runner.join()
+        assert answers[0]["text"] == expected
+        assert wait_idle(server)["waiting"] == 0
+
+
+def test_a_list_goes_as_one(server: ServerDriver) -> None:
+    """Probe B16: many prompts of one call; all of them are given up."""
+    with probe(server):
+        before = internal_state(server)["generated_tokens"]
+        bodies = {"input_ids": [prompt(5, seed) for seed in range(10)], "sampling_params": LONG}
+        leave_after(server, 0.2, {**bodies, "stream": True})
+        wait_idle(server)
+        assert internal_state(server)["generated_tokens"] - before < 10 * 1900
+
+
+def test_others_are_not_disturbed(server: ServerDriver) -> None:
+    """Answers of those who stay, byte for byte, while others come and go."""
+    ask: dict[str, Any] = {"text": "The quick brown", "sampling_params": {**LONG, "max_new_tokens": 120}}
+    with probe(server):
+        expected = generate(server, **ask)["text"]
+        stop = threading.Event()
+
+        def come_and_go() -> None:
+            rng = random.Random(1)
+            while not stop.is_set():
+                leave_after(server, rng.uniform(0.0, 0.05) + 0.001, {"text": "go", "sampling_params": LONG})
+
+        others = [threading.Thread(target=come_and_go) for _ in range(3)]
+        for thread in others:
+            thread.start()
+        try:
+            for _ in range(4):
+                assert generate(server, **ask)["text"] == expected
+        finally:
+            stop.set()
+            for thread in others:
+                thread.join()
+
+
+@pytest.mark.slow
+def test_a_thousand_at_random_moments(servers: ServerFactory, stage: str) -> None:
+    """Probe B16: streams and others, short and long prompts, cut anywhere from the head to the answer."""
+    server = servers(stage, "llama", "--max-total-tokens", "3000")
+    with probe(server):
+        errors: list[BaseException] = []
+
+        def leave_often(seed: int) -> None:
+            rng = random.Random(seed)
+            try:
+                for _ in range(125):
+                    body = {
+                        "input_ids": prompt(rng.choice([1, 30, 400, 1500]), rng.randrange(5)),
+                        "sampling_params": {**LONG, "max_new_tokens": rng.choice([1, 20, 500])},
+                        "stream": rng.random() < 0.5,
+                    }
+                    leave_after(server, rng.choice([0.001, 0.01, 0.03, 0.1]), body)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=leave_often, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors, errors[0]
+        wait_idle(server, 30.0)
+
+
+def test_connections_that_say_nothing_or_half(server: ServerDriver) -> None:
+    import socket
+
+    with probe(server):
+        held = []
+        for opening in (b"", b"POST /gen", b"POST /generate HTTP/1.1\r\ncontent-length: 100\r\n\r\n{"):
+            connection = socket.create_connection(("127.0.0.1", server.port))
+            connection.sendall(opening)
+            held.append(connection)
+        assert generate(server, text="hi", sampling_params={"max_new_tokens": 2})
+        for connection in held:
+            connection.close()
