@@ -31,7 +31,9 @@ class RouterManager:
 
     async def loop_for_recv_requests(self) -> None:
         while True:
-            self.recv_reqs.append(await self.receiver.recv())
+            # Await first: while this waits, the other coroutine replaces the list.
+            message = await self.receiver.recv()
+            self.recv_reqs.append(message)
             self.has_work.set()
 
     async def loop_for_forward(self) -> None:
