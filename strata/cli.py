@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
@@ -90,6 +91,28 @@ def doctor() -> None:
     from .doctor import run_doctor
 
     raise typer.Exit(0 if run_doctor() else 1)
+
+
+@app.command()
+def bench(
+    workloads: Annotated[
+        list[str] | None, typer.Argument(metavar="[steady|static|shared-prefix]…", show_default="all")
+    ] = None,
+    stages: Annotated[str | None, typer.Option(help="comma-separated; every stage by default")] = None,
+    model_path: Annotated[Path | None, typer.Option(help="model folder instead of the embedded one")] = None,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option()] = "cpu",
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option()] = "float32",
+    load_format: Annotated[Literal["auto", "dummy"], typer.Option(help="dummy needs a config only")] = "auto",
+    seed: Annotated[int, typer.Option(help="of the prompts and lengths")] = 0,
+    quick: Annotated[bool, typer.Option(help="one short round: to see that it works")] = False,
+    json: Annotated[Path | None, typer.Option(help="write the whole result to this file")] = None,
+) -> None:
+    """Measure speed against transformers' generate, in one run."""
+    from .bench.command import run_bench
+    from .bench.setup import BenchSetup
+
+    setup = BenchSetup(Path(), (), device, dtype, load_format, seed, quick)
+    run_bench(workloads or [], stages, model_path, json, setup)
 
 
 @model_app.command("fetch")

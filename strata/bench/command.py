@@ -1,0 +1,77 @@
+"""`strata bench`: checks what was asked, runs the workloads one after the other, prints and writes the result."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import UserError
+from ..stages import existing_stages, find_stage
+from .setup import BenchSetup
+
+ALL = ("steady", "static", "shared-prefix")
+
+
+def run_bench(
+    names: Sequence[str],
+    stages: str | None,
+    model_path: Path | None,
+    json_path: Path | None,
+    setup: BenchSetup,
+) -> None:
+    """Run the workloads ``names`` (all by default) on ``stages`` (a comma-separated list; all by default)."""
+    for name in names:
+        if name not in ALL:
+            raise UserError(f"there is no workload {name!r}", f"Choose from: {', '.join(ALL)}")
+    chosen = [find_stage(key) for key in stages.split(",")] if stages else existing_stages()
+    setup = dataclasses.replace(
+        setup, stages=tuple(stage.key for stage in chosen), model_path=model_path or _embedded()
+    )
+    if not (setup.model_path / "config.json").is_file():
+        raise UserError(f"--model-path {setup.model_path} has no config.json", "Name a Hugging Face folder")
+    if setup.device == "cuda":
+        _check_cuda()
+    _run(list(names) or list(ALL), setup, json_path)
+
+
+def _run(names: Sequence[str], setup: BenchSetup, json_path: Path | None) -> None:
+    from rich.console import Console
+
+    from .contenders import make_contenders
+    from .limits import measure_limits
+    from .report import describe, table, write_json
+    from .workloads import WORKLOADS
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=120)
+    limits = measure_limits(setup)
+    contenders = make_contenders(setup)
+    rows = []
+    for name in names:
+        console.print(f"Running {name} …")
+        rows += list(WORKLOADS[name](setup, contenders, limits))
+    console.print(table(rows))
+    if limits:
+        console.print(
+            f"Limit: {limits.weight_gb:.2f} GB of weights at {limits.copy_gb_s:.1f} GB/s (measured copy) "
+            f"allow {limits.steps_per_s:.1f} steps/s."
+        )
+    if json_path is not None:
+        write_json(json_path, describe(setup, rows, limits))
+
+
+def _embedded() -> Path:
+    from ..model_zoo import fetch
+
+    return fetch()
+
+
+def _check_cuda() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError(
+            "--device cuda, but torch sees no CUDA device", "`strata doctor` says what is missing"
+        )

@@ -1,0 +1,39 @@
+"""Seeded requests: the same ids for the same seed, on every machine and for every contender."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+FIRST_ID = 1000
+"""Lower ids are special tokens and single bytes in the vocabularies we bench with."""
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """A prompt, and how many tokens follow it: always exactly so many, whatever they are."""
+
+    ids: tuple[int, ...]
+    new_tokens: int
+
+
+def random_ids(rng: random.Random, length: int, vocab_size: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(min(FIRST_ID, vocab_size // 2), vocab_size) for _ in range(length))
+
+
+def equal_requests(
+    seed: int, count: int, length: int, new_tokens: int, vocab_size: int
+) -> list[BenchRequest]:
+    """``count`` requests of one shape; their prompts differ."""
+    rng = random.Random(f"equal/{seed}/{count}")
+    return [BenchRequest(random_ids(rng, length, vocab_size), new_tokens) for _ in range(count)]
+
+
+def mixed_requests(
+    seed: int, count: int, lengths: range, new_tokens: range, vocab_size: int
+) -> list[BenchRequest]:
+    """``count`` requests with both lengths drawn evenly; the extremes of ``new_tokens`` are among them."""
+    rng = random.Random(f"mixed/{seed}/{count}")
+    wanted = [new_tokens[0], new_tokens[-1], *(rng.choice(new_tokens) for _ in range(count - 2))]
+    rng.shuffle(wanted)
+    return [BenchRequest(random_ids(rng, rng.choice(lengths), vocab_size), number) for number in wanted]
