@@ -171,6 +171,7 @@ async def _serve(
         task.cancel()
     for sentinel, _ in group.sentinels():
         loop.remove_reader(sentinel)
+    await manager.close()
     return EXIT_FAILED if deaths else EXIT_OK
 
 

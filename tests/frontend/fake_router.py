@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -127,6 +128,8 @@ def start(server_args: ServerArgs, port_args: PortArgs, ready: Connection) -> No
         raise TypeError("a bug while loading")
     if behaviour == "die":
         os._exit(7)
+    if behaviour == "slow":
+        time.sleep(2)
     router = FakeRouter(get_tokenizer(server_args.tokenizer_path), port_args)
     sizes = {
         "max_total_num_token": POOL,

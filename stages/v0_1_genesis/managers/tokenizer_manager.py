@@ -328,9 +328,12 @@ class TokenizerManager:
             if state is not None and state.finish_reason is None:
                 state.call.receive(state, text, meta_info, finish_reason)
 
+    async def close(self) -> None:
+        """End what the manager started: the processes that compile regexes."""
+        await self._regex_compiler.close()
+
     def fail_all(self, message: str) -> None:
         """The server ends: everyone who waits, and everyone who still comes, gets an error (INV-LIVE)."""
-        self._regex_compiler.close()
         self._failure = ApiError(503, message)
         for call in {state.call for state in self.rid_to_state.values()}:
             call.fail(self._failure)

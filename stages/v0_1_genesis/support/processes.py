@@ -130,8 +130,9 @@ def _run_child(
     try:
         getattr(importlib.import_module(module), function)(*args, ready)
     except Exception as error:
-        if not isinstance(error, ValueError):  # which is how this code base reports a user's mistake
-            logger.exception("the %s failed", name)
+        # A ValueError is how this code base reports a user's mistake: one line, which main prints.
+        level = logging.DEBUG if isinstance(error, ValueError) else logging.ERROR
+        logger.log(level, "the %s failed", name, exc_info=True)
         _report_failure(ready, error)
         sys.exit(1)
 
