@@ -18,7 +18,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .char_sets import CharSet
+from .char_sets import CharSet, Points
 from .dialect import Chars, Choice, Node, RegexError, Repeat, Sequence
 from .regex_index import RegexIndex
 from .spelling import Spelling
@@ -64,8 +64,7 @@ def spell(tree: Node, spelling: Spelling) -> tuple[Alphabet, str]:
         )
     toggles = [chars.toggles for _, chars in sets]
     starts = np.unique(np.concatenate([np.zeros(1, np.int32), *spelling.borders, *toggles])).astype(np.int32)
-    member = np.array([chars.contains(starts) for _, chars in sets], dtype=np.bool_).reshape(len(sets), -1)
-    member &= spelling.chars.contains(starts)
+    member = _membership(toggles, starts) & spelling.chars.contains(starts)
     groups, group_of = np.unique(np.packbits(member, axis=0), axis=1, return_inverse=True)
     in_some_set = groups.any(axis=0) if len(sets) else np.zeros(groups.shape[1], np.bool_)
     size = int(in_some_set.sum())
@@ -76,6 +75,14 @@ def spell(tree: Node, spelling: Spelling) -> tuple[Alphabet, str]:
     if len(pattern) > MAX_SPELLED:
         raise RegexError("regex is too large: its classes are too many and too entangled.")
     return alphabet, pattern
+
+
+def _membership(toggles: list[Points], starts: Points) -> NDArray[np.bool_]:
+    """Bool ``[sets, intervals]``: is the interval in the set? Every toggle is the start of an interval."""
+    flips = np.zeros((len(toggles), len(starts)), np.bool_)
+    rows = np.repeat(np.arange(len(toggles)), [len(points) for points in toggles])
+    flips[rows, np.searchsorted(starts, np.concatenate([np.zeros(0, np.int32), *toggles]))] = True
+    return np.logical_xor.accumulate(flips, axis=1)
 
 
 def _char_sets(node: Node) -> Iterator[CharSet]:

@@ -74,9 +74,12 @@ NOT_NEWLINE = ~CharSet.of((0x0A, 0x0B))
 """What ``.`` matches."""
 
 
+CLASS_ESCAPES = (r"\w", r"\W", r"\d", r"\D", r"\s", r"\S")
+
+
 @functools.cache
 def python_class(escape: str) -> CharSet:
-    """The characters that ``escape`` (``\\w``, ``\\D``, …) matches in a Python string pattern."""
+    """The characters that ``escape`` (one of ``CLASS_ESCAPES``) matches in a Python string pattern."""
     matches = re.finditer(f"{escape}+", _all_code_points())
     return CharSet.of(*(match.span() for match in matches)) & ANY_CHAR
 

@@ -8,6 +8,7 @@ lives in the main process as long as the server, its workers from the first rege
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
@@ -16,17 +17,22 @@ from pathlib import Path
 
 from .alphabet import spell
 from .bounded_cache import BoundedCache
+from .char_sets import CLASS_ESCAPES, python_class
 from .dialect import RegexError, parse
 from .index_worker import LENGTH
 from .regex_index import RegexIndex
 from .spelling import Spelling, TokenSource, read_tokens
 
 WORKER = Path(__file__).with_name("index_worker.py")
-MAX_WORKERS = 2
+MAX_WORKERS = 4
 COMPILE_SECONDS = 1.0
 """How long a worker may take for one pattern; its own alarm enforces it."""
-QUEUE_SECONDS = 1.2
-"""How long a pattern may take altogether, a free worker's coming included."""
+TOTAL_SECONDS = 1.3
+"""How long a pattern may take altogether, with the wait for a worker."""
+GRACE_SECONDS = 0.1
+"""How much later than its alarm a worker is killed from here."""
+FAIR_SECONDS = 0.5
+"""A pattern that cannot get as much of a worker's time is not tried: its failure would say nothing about it."""
 FAILURE_SECONDS = 60.0
 """How long a failure is remembered, so that a client that repeats it costs nothing."""
 MAX_CACHED = 256
@@ -73,12 +79,13 @@ class RegexCompiler:
             task.add_done_callback(lambda done: self._finish(pattern, done))
         return await asyncio.shield(task)  # a client that leaves does not cancel it for the others
 
-    def close(self) -> None:
-        """End every worker at once."""
-        for task in self._building.values():
+    async def close(self) -> None:
+        """End every worker; what is being compiled is cancelled."""
+        building = list(self._building.values())
+        for task in building:
             task.cancel()
-        while self._idle:
-            self._idle.pop().kill()
+        await asyncio.gather(*building, return_exceptions=True)
+        await asyncio.gather(*(worker.end() for worker in self._idle))
 
     def _finish(self, pattern: str, task: asyncio.Task[RegexIndex]) -> None:
         del self._building[pattern]
@@ -96,62 +103,91 @@ class RegexCompiler:
         if self._spelling is None:
             self._spelling = asyncio.create_task(asyncio.to_thread(self._read_vocabulary))
         alphabet, spelled = spell(tree, await asyncio.shield(self._spelling))
-        deadline = asyncio.get_running_loop().time() + QUEUE_SECONDS
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._free_workers.acquire()
-        except TimeoutError:
-            raise CompilerBusyError("other regexes are being compiled; try again.") from None
-        try:
-            cells = await self._run([spelled, alphabet.size, COMPILE_SECONDS], deadline)
-        finally:
-            self._free_workers.release()
-        return alphabet.pack(cells)
+        return alphabet.pack(await self._run(spelled, alphabet.size))
 
     def _read_vocabulary(self) -> Spelling:
         """A tenth of a second, once, before the first regex; in a thread, so that streams go on."""
+        for escape in CLASS_ESCAPES:
+            python_class(escape)
         return Spelling.of(read_tokens(self._tokenizer, self._vocab_size))
 
-    async def _run(self, job: list[str | int | float], deadline: float) -> bytes:
-        """Give the job to a worker; one that does not answer in time is not seen again."""
-        worker = self._idle.pop() if self._idle else await _Worker.start()
+    async def _run(self, pattern: str, letters: int) -> bytes:
+        """The pattern's automaton from a worker; one that does not answer in time is not seen again."""
+        deadline = time.monotonic() + TOTAL_SECONDS
+        worker = await self._take_worker()
+        seconds = min(COMPILE_SECONDS, deadline - time.monotonic())
         try:
-            async with asyncio.timeout_at(deadline):
-                answer = await worker.ask(json.dumps(job).encode())
+            async with asyncio.timeout(seconds + GRACE_SECONDS):
+                answer = await worker.ask(json.dumps([pattern, letters, seconds]).encode())
+            self._idle.append(worker)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
-            worker.kill()
+            await worker.end()
             raise RegexError(
-                f"regex took more than {COMPILE_SECONDS:g} s to compile; make its repeats shorter or simpler."
+                f"regex takes more than {COMPILE_SECONDS:g} s to compile; make its repeats shorter or simpler."
             ) from None
         except asyncio.CancelledError:
-            worker.kill()
+            await worker.end()
             raise
-        self._idle.append(worker)
+        finally:
+            self._free_workers.release()
         if answer[:1] == b"-":
             raise RegexError(answer[1:].decode())
         return answer[1:]
+
+    async def _take_worker(self) -> _Worker:
+        """An idle worker or a new one; the caller releases ``_free_workers`` when done with it."""
+        try:
+            async with asyncio.timeout(TOTAL_SECONDS - FAIR_SECONDS):
+                await self._free_workers.acquire()
+                try:
+                    while self._idle:
+                        worker = self._idle.pop()
+                        if worker.is_alive:
+                            return worker
+                    return await _Worker.start()
+                except BaseException:
+                    self._free_workers.release()
+                    raise
+        except TimeoutError:
+            raise CompilerBusyError("other patterns are being compiled; try again.") from None
 
 
 class _Worker:
     """One `index_worker` process and its two pipes."""
 
     def __init__(self, process: Process) -> None:
+        assert process.stdin is not None and process.stdout is not None
         self._process = process
+        self._jobs, self._answers = process.stdin, process.stdout
 
     @classmethod
     async def start(cls) -> _Worker:
+        """Returns when the process is ready for a job."""
         # -P: the script's folder is no place to import from.
         command = (sys.executable, "-P", str(WORKER))
-        return cls(await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL))
+        worker = cls(await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL))
+        try:
+            await worker._receive()
+        except BaseException:
+            await worker.end()
+            raise
+        return worker
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.returncode is None
 
     async def ask(self, job: bytes) -> bytes:
         """Raises ``IncompleteReadError`` or ``ConnectionError`` when the process has ended."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(LENGTH.pack(len(job)) + job)
-        await self._process.stdin.drain()
-        header = await self._process.stdout.readexactly(LENGTH.size)
-        return await self._process.stdout.readexactly(*LENGTH.unpack(header))
+        self._jobs.write(LENGTH.pack(len(job)) + job)
+        await self._jobs.drain()
+        return await self._receive()
 
-    def kill(self) -> None:
-        if self._process.returncode is None:
+    async def _receive(self) -> bytes:
+        header = await self._answers.readexactly(LENGTH.size)
+        return await self._answers.readexactly(*LENGTH.unpack(header))
+
+    async def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
             self._process.kill()
+        await self._process.wait()

@@ -6,11 +6,12 @@ and with an alarm set before each job whose default action ends the process, wha
 Started by `compiler.RegexCompiler` as a script; lives from the first regex until it is killed or stdin closes.
 
 A job is four bytes of length and a JSON list ``[pattern, letters, seconds]``; an answer is four bytes of length,
-``+`` and a table, or ``-`` and a line of text.
+``+`` and a table, or ``-`` and a line of text. An empty answer at first says that the process is ready.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -25,8 +26,8 @@ from outlines_core import Index, Vocabulary
 
 MAX_STATES = 0xFFFF
 MAX_CELLS = 2**21
-MAX_MEMORY = 2**30
-NICENESS = 10
+MAX_MEMORY = 512 * 2**20
+NICENESS = 15
 LENGTH = struct.Struct("<I")
 
 Transitions = dict[int, dict[int, int]]
@@ -40,11 +41,14 @@ def build_table(pattern: str, letters: int) -> bytes:
 
     The regex ends with a letter of its own. A DFA of the `regex` crate stops at the first alternative that
     matches (``a|ab`` would never accept "ab"); with the end spelled out, no match is earlier than another.
+    The letter after that is in the vocabulary, since `Index` refuses states without edges, but leads nowhere.
     """
-    end = letters
-    vocabulary = Vocabulary(end + 1, {chr(letter): [letter] for letter in range(end + 1)})
+    end, never = letters, letters + 1
+    vocabulary = Vocabulary(never + 1, {chr(letter): [letter] for letter in range(never + 1)})
     index = Index(rf"(?:{pattern})\x{{{end:x}}}", vocabulary)
     transitions: Transitions = index.get_transitions()
+    for edges in transitions.values():
+        edges.pop(never, None)
     number = _number_live_states(transitions, index.get_initial_state(), end)
     if len(number) >= MAX_STATES or len(number) * letters > MAX_CELLS:
         raise ValueError(
@@ -56,7 +60,7 @@ def build_table(pattern: str, letters: int) -> bytes:
         for letter, target in transitions[state].items():
             if letter == end:
                 cells[row * width + end] = 1
-            elif letter < end and target in number:
+            elif target in number:
                 cells[row * width + letter] = number[target]
     return cells.tobytes()
 
@@ -80,7 +84,8 @@ def _number_live_states(transitions: Transitions, start: int, end: int) -> dict[
 
 
 def serve(jobs: BinaryIO, answers: BinaryIO) -> None:
-    """Answer jobs until their stream ends."""
+    """Say that this process is ready, then answer jobs until their stream ends."""
+    _send(answers, b"")
     while header := jobs.read(LENGTH.size):
         pattern, letters, seconds = json.loads(jobs.read(*LENGTH.unpack(header)))
         signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -89,14 +94,19 @@ def serve(jobs: BinaryIO, answers: BinaryIO) -> None:
         except ValueError as error:
             answer = b"-" + " ".join(str(error).split()).encode()
         signal.setitimer(signal.ITIMER_REAL, 0)
-        answers.write(LENGTH.pack(len(answer)) + answer)
-        answers.flush()
+        _send(answers, answer)
+
+
+def _send(answers: BinaryIO, answer: bytes) -> None:
+    answers.write(LENGTH.pack(len(answer)) + answer)
+    answers.flush()
 
 
 def limit_this_process() -> None:
     """Low priority and little memory; deaf to Ctrl-C, which is for the parent; killed by its own alarm."""
     os.nice(NICENESS)
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    with contextlib.suppress(OSError, ValueError):  # macOS has no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
 

@@ -1,0 +1,220 @@
+"""The compile workers: bounded in time whatever the pattern, killed and replaced, never in anyone's way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stages.v0_1_genesis.constrained import compiler as compiler_module
+from stages.v0_1_genesis.constrained.compiler import CompilerBusyError, RegexCompiler
+from stages.v0_1_genesis.constrained.dialect import RegexError
+from stages.v0_1_genesis.support.http_server import loop_factory
+
+from .vocabularies import byte_level, of
+
+EXPLOSIVE = "(a|b)*a(a|b){25}"
+"""Its automaton has 2**26 states."""
+
+LIMIT_S = 1.5
+
+
+@asynccontextmanager
+async def running(compiler: RegexCompiler | None = None) -> AsyncIterator[RegexCompiler]:
+    compiler = compiler or RegexCompiler(byte_level(), len(byte_level().tokens))
+    try:
+        yield compiler
+    finally:
+        await compiler.close()
+
+
+def run(test: Callable[[RegexCompiler], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with running() as compiler:
+            await test(compiler)
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:  # the server's kind of loop
+        runner.run(main())
+
+
+def workers() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "index_worker" in " ".join(child.cmdline())]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [EXPLOSIVE, "((a{0,50}){0,50}b?){0,3}", r"(\w|\d|\s|[^a]){2000}", ".*a(a|b|c){18}d.*"],
+)
+def test_explosive_patterns_are_refused_in_time(pattern: str) -> None:
+    async def test(compiler: RegexCompiler) -> None:
+        await compiler.compile("warm")
+        started = time.monotonic()
+        with pytest.raises(RegexError, match="regex takes more than 1 s to compile") as caught:
+            await compiler.compile(pattern)
+        assert time.monotonic() - started < LIMIT_S
+        assert "\n" not in str(caught.value)
+        assert await compiler.compile("[a-z]+")  # by a new worker
+
+    run(test)
+
+
+def test_the_loop_goes_on_meanwhile() -> None:
+    async def test(compiler: RegexCompiler) -> None:
+        await compiler.compile(r"\w\d\s")
+        refused = asyncio.create_task(compiler.compile(EXPLOSIVE))
+        longest = 0.0
+        while not refused.done():
+            started = time.monotonic()
+            await asyncio.sleep(0.005)
+            longest = max(longest, time.monotonic() - started)
+        assert refused.exception()
+        assert longest < 0.25  # a shared machine's own pauses; a blocked loop would show a second
+
+    run(test)
+
+
+def test_a_failure_is_remembered() -> None:
+    async def test(compiler: RegexCompiler) -> None:
+        with pytest.raises(RegexError):
+            await compiler.compile(EXPLOSIVE)
+        started = time.monotonic()
+        with pytest.raises(RegexError, match="more than 1 s"):
+            await compiler.compile(EXPLOSIVE)
+        assert time.monotonic() - started < 0.05
+
+    run(test)
+
+
+def test_a_remembered_failure_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_module, "FAILURE_SECONDS", 0.0)
+
+    async def test(compiler: RegexCompiler) -> None:
+        with pytest.raises(RegexError):
+            await compiler.compile("(")
+        with pytest.raises(RegexError):
+            await compiler.compile("(")
+
+    run(test)
+
+
+def test_equal_patterns_share_one_compilation() -> None:
+    async def test(compiler: RegexCompiler) -> None:
+        indices = await asyncio.gather(*(compiler.compile("[ab]{1,9}") for _ in range(20)))
+        assert all(index is indices[0] for index in indices)
+        assert await compiler.compile("[ab]{1,9}") is indices[0]
+        assert len(workers()) == 1
+
+    run(test)
+
+
+def test_a_client_that_leaves_does_not_cancel_it_for_others() -> None:
+    async def test(compiler: RegexCompiler) -> None:
+        leaves, stays = (asyncio.create_task(compiler.compile("[ab]{2}")) for _ in range(2))
+        await asyncio.sleep(0)
+        leaves.cancel()
+        assert await stays
+        with pytest.raises(asyncio.CancelledError):
+            await leaves
+
+    run(test)
+
+
+def test_a_killed_worker_is_replaced() -> None:
+    async def test(compiler: RegexCompiler) -> None:
+        await compiler.compile("a")
+        [worker] = workers()
+        worker.kill()
+        await asyncio.to_thread(worker.wait, 5)
+        await asyncio.sleep(0.1)
+        assert await compiler.compile("b")
+        assert [new.pid for new in workers()] != [worker.pid]
+
+    run(test)
+
+
+def test_a_flood_of_bad_patterns_has_answers_in_time() -> None:
+    async def test(compiler: RegexCompiler) -> None:
+        await compiler.compile("warm")
+        started = time.monotonic()
+        flood = [compiler.compile(f"(a|b)*a(a|b){{{30 + i}}}") for i in range(12)]
+        results = await asyncio.gather(*flood, return_exceptions=True)
+        assert time.monotonic() - started < LIMIT_S
+        kinds = [type(result) for result in results]
+        assert set(kinds) == {RegexError, CompilerBusyError}
+        assert await compiler.compile("good")
+        assert len(workers()) <= compiler_module.MAX_WORKERS
+
+    run(test)
+
+
+def test_many_good_patterns_at_once() -> None:
+    async def test(compiler: RegexCompiler) -> None:
+        indices = await asyncio.gather(*(compiler.compile(f"[a-z]{{{i}}}") for i in range(1, 40)))
+        assert len({index.cells for index in indices}) == 39
+
+    run(test)
+
+
+def test_no_process_before_the_first_regex_and_none_after_the_end() -> None:
+    async def test(compiler: RegexCompiler) -> None:
+        assert not workers()
+        await compiler.compile("a")
+        assert len(workers()) == 1
+
+    run(test)
+    deadline = time.monotonic() + 5
+    while workers() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not workers()
+
+
+def test_a_model_without_an_end_token_takes_no_regex() -> None:
+    async def main() -> None:
+        vocabulary = of("a")
+        vocabulary.eos_token_ids = frozenset()
+        async with running(RegexCompiler(vocabulary, 2)) as compiler:
+            with pytest.raises(RegexError, match="end-of-text token"):
+                await compiler.compile("a")
+
+    asyncio.run(main())
+
+
+ORPHAN = """
+import asyncio, sys
+from stages.v0_1_genesis.constrained.compiler import RegexCompiler
+from tests.constrained.vocabularies import of
+async def main():
+    compiler = RegexCompiler(of("a", "b"), 3)
+    await compiler.compile("a")
+    print(compiler._idle[0]._process.pid, flush=True)
+    await (compiler.compile(sys.argv[1]) if len(sys.argv) > 1 else asyncio.sleep(60))
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("pattern", [[], [EXPLOSIVE]], ids=["idle", "busy"])
+def test_a_worker_does_not_outlive_a_killed_parent(pattern: list[str]) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", ORPHAN, *pattern],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    assert parent.stdout is not None
+    worker = psutil.Process(int(parent.stdout.readline()))
+    time.sleep(0.3)
+    assert worker.is_running()
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    deadline = time.monotonic() + 3
+    while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
