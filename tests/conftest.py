@@ -85,6 +85,11 @@ def pytest_runtest_makereport(
     if report.skipped and not hasattr(report, "wasxfail") and CAPABILITY_SKIP not in str(report.longrepr):
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} skipped for another reason than CAPABILITIES: {report.longrepr}"
+    if report.failed and "servers" in getattr(item, "fixturenames", ()):
+        from tests.shared.fixtures import RUNNING_SERVERS
+
+        for key, driver in RUNNING_SERVERS.items():
+            report.sections.append((f"log of server {' '.join(key)}", driver.tail(12)))
     return report
 
 

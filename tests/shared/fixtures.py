@@ -27,6 +27,10 @@ def model_folder(name: str) -> Path:
     return fetch()
 
 
+RUNNING_SERVERS: dict[tuple[str, ...], ServerDriver] = {}
+"""The session's servers, by stage, model and flags; a failed test's report shows their logs."""
+
+
 @pytest.fixture(scope="session")
 def engines() -> EngineFactory:
     """``engines(stage, "llama", max_total_tokens=512)``: an idle engine with an empty tree, shared."""
@@ -62,13 +66,16 @@ def reset(engine: Engine) -> bool:
 @pytest.fixture(scope="session")
 def servers() -> Iterator[ServerFactory]:
     """``servers(stage, "llama", "--max-total-tokens", "512")``: a running server, shared by the session."""
-    running: dict[tuple[str, ...], ServerDriver] = {}
+    running = RUNNING_SERVERS
 
     def get(stage: str, model: str = "llama", *flags: str) -> ServerDriver:
         key = (stage, model, *flags)
+        if key in running and running[key].process.poll() is not None:
+            running.pop(key).stop()  # an earlier test's failure ended it
         if key not in running:
-            running[key] = ServerDriver(stage, model_folder(model), ["--device", "cpu", *flags])
-            running[key].start()
+            driver = ServerDriver(stage, model_folder(model), ["--device", "cpu", *flags])
+            driver.start()
+            running[key] = driver
         return running[key]
 
     yield get

@@ -59,14 +59,20 @@ def test_one_that_runs(server: ServerDriver, streaming: bool) -> None:
 def test_while_queued(servers: ServerFactory, stage: str) -> None:
     """The pool is full of one request; another waits, and goes while it waits."""
     server = servers(stage, "llama", "--max-total-tokens", "300")
-    full = {"input_ids": prompt(100, 60), "sampling_params": {**LONG, "max_new_tokens": 150}}
+    full = {"input_ids": prompt(100, 60), "sampling_params": {**LONG, "max_new_tokens": 190}}
     with probe(server):
         expected = generate(server, **full)["text"]
         answers: list[Any] = []
         runner = threading.Thread(target=lambda: answers.append(generate(server, **full)))
         other: dict[str, Any] = {"input_ids": prompt(200, 61), "sampling_params": {**LONG, "stop": "\u0001"}}
+        leaver = threading.Thread(target=lambda: leave_after(server, 0.4, other))
         runner.start()
-        leave_after(server, 0.05, other)
+        wait_until(lambda: internal_state(server)["running"] == 1)
+        leaver.start()
+        wait_until(lambda: internal_state(server)["waiting"] == 1)
+        leaver.join()
+        wait_until(lambda: internal_state(server)["waiting"] == 0)
+        assert internal_state(server)["running"] == 1, "it was forgotten while the other one runs"
         runner.join()
         assert answers[0]["text"] == expected
         assert wait_idle(server)["waiting"] == 0
