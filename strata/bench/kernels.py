@@ -57,7 +57,10 @@ PREFILL_SWEEP = [
     Blocks(128, 128, 8, 2),
     Blocks(128, 128, 8, 3),
     Blocks(64, 64, 4, 3),
-    Blocks(128, 64, 8, 4),
+    Blocks(128, 64, 8, 5),
+    Blocks(64, 64, 4, 2),
+    Blocks(32, 64, 4, 3),
+    Blocks(16, 64, 4, 3),
 ]
 
 

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from .flash_attention import (
+    PER_REQUEST,
     Blocks,
     attend_causally,
     check_rows,
@@ -26,7 +27,7 @@ from .flash_attention import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PER_REQUEST)
 def _context_kernel(
     q,
     k,
@@ -108,7 +109,7 @@ def context_attention_fwd(
     """
     check_rows(q=q, k=k, v=v, o=o)
     heads, head_dim = q.shape[1:]
-    tiles = blocks or prefill_blocks(head_dim, q)
+    tiles = blocks or prefill_blocks(q, max_input_len)
     grid = (heads, b_seq_len.shape[0], triton.cdiv(max_input_len, tiles.block_m))
     _context_kernel[grid](
         q,

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from .flash_attention import (
+    PER_REQUEST,
     Blocks,
     attend_causally,
     check_rows,
@@ -29,7 +30,7 @@ from .flash_attention import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PER_REQUEST)
 def _extend_kernel(
     q,
     k,
@@ -141,7 +142,7 @@ def extend_attention_fwd(
     check_rows(q_extend=q_extend, k_extend=k_extend, v_extend=v_extend, o_extend=o_extend)
     check_rows(k_buffer=k_buffer, v_buffer=v_buffer)
     heads, head_dim = q_extend.shape[1:]
-    tiles = blocks or prefill_blocks(head_dim, q_extend)
+    tiles = blocks or prefill_blocks(q_extend, max_extend_len)
     grid = (heads, seq_lens.shape[0], triton.cdiv(max_extend_len, tiles.block_m))
     _extend_kernel[grid](
         q_extend,

@@ -16,6 +16,7 @@ so ``row_max`` is finite from the first step on.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,13 @@ import triton
 import triton.language as tl
 
 LOG2_E = 1.4426950408889634
+
+PER_REQUEST = [
+    *("b_start_loc", "b_seq_len"),
+    *("req_pool_indices", "start_loc", "seq_lens", "prefix_lens", "extend_start_loc"),
+]
+"""Kernel arguments read one number at a time, and cut out of a step's staging buffer at any offset: specialised,
+they would have Triton compile a kernel anew for each combination of alignments, in the middle of serving."""
 
 
 class Blocks(NamedTuple):
@@ -58,17 +66,28 @@ def dot_dtype(tensor: torch.Tensor) -> tl.dtype:
     return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[tensor.dtype]
 
 
-def prefill_blocks(head_dim: int, tensor: torch.Tensor) -> Blocks:
-    """Tiles for the two prefill kernels, by the bytes of one (padded) row of K.
+def prefill_blocks(tensor: torch.Tensor, max_len: int) -> Blocks:
+    """Tiles for the two prefill kernels over ``[tokens, heads, head_dim]``, ``max_len`` new tokens a request.
 
+    Large tiles want the shared memory of a data-centre GPU; rows beyond a short request's end are wasted work.
     float32 products run on the plain cores, fully unrolled: larger tiles than these take minutes to compile.
     """
+    head_dim = tensor.shape[2]
     if tensor.dtype == torch.float32:
         return Blocks(32, 16, 4, 1) if head_dim <= 128 else Blocks(16, 16, 4, 1)
-    roomy = not tensor.is_cuda or torch.cuda.get_device_capability(tensor.device) in ((8, 0), (9, 0), (10, 0))
-    if head_dim <= 128:
-        return Blocks(128, 64, 8 if head_dim > 64 else 4, 3 if roomy else 2)
-    return Blocks(128, 64, 8, 2) if roomy else Blocks(64, 32, 4, 2)
+    roomy = has_large_shared_memory(tensor.device)
+    num_stages = 3 if roomy and head_dim <= 128 else 2
+    if max_len <= 64 or (head_dim > 128 and not roomy):
+        return Blocks(64, 64 if head_dim <= 128 else 32, 4, num_stages)
+    return Blocks(128, 64, 8 if head_dim > 64 else 4, num_stages)
+
+
+@cache
+def has_large_shared_memory(device: torch.device) -> bool:
+    """More than the 100 KiB per multiprocessor of consumer GPUs: A100, H100 and later have 164 or 228."""
+    if device.type != "cuda":
+        return True
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor > 110_000
 
 
 def check_rows(**tensors: torch.Tensor) -> None:

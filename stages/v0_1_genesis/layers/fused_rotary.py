@@ -37,7 +37,7 @@ def _turn(
     tl.store(first + HALF, (y * cosines + x * sines).to(dtype), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions"])  # any offset of a staging buffer
 def _rotary_kernel(
     q,
     k,

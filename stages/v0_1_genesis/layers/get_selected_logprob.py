@@ -19,7 +19,7 @@ import triton.language as tl
 BLOCK_V = 4096
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["next_ids"])  # any offset of a staging buffer
 def _selected_logprob_kernel(logits, next_ids, out, vocab_size, stride_logits, BLOCK_V: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     next_id = tl.load(next_ids + row).to(tl.int64)

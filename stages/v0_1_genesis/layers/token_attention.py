@@ -27,7 +27,15 @@ import torch
 import triton
 import triton.language as tl
 
-from .flash_attention import check_rows, dot_dtype, load_rows, padded_head_dim, score_scale, softmax_step
+from .flash_attention import (
+    PER_REQUEST,
+    check_rows,
+    dot_dtype,
+    load_rows,
+    padded_head_dim,
+    score_scale,
+    softmax_step,
+)
 
 SPLITS_PER_STEP = 16
 """Splits that stage 2 loads at once: their latencies overlap."""
@@ -43,7 +51,7 @@ class DecodeBlocks(NamedTuple):
     min_split_len: int
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PER_REQUEST)
 def _split_kernel(
     q,
     k_buffer,
@@ -111,7 +119,7 @@ def _split_kernel(
     tl.store(out_pointers, mean, mask=is_head[:, None] & (dims < HEAD_DIM)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PER_REQUEST)
 def _merge_kernel(
     means,
     log_sums,

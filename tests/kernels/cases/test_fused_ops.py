@@ -78,7 +78,7 @@ def test_store_kv_writes_these_slots_and_no_others(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocab", sizes([50, 4100], [128256]))
+@pytest.mark.parametrize("vocab", sizes([50, 9000], [128256]))
 def test_selected_logprobs_stop_at_each_request(vocab: int, dtype: torch.dtype) -> None:
     ends = [0, 3, 5]  # of requests of 1, 3 and 2 tokens
     logits = randn(6, vocab, dtype=dtype) * 5

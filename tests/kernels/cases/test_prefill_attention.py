@@ -17,7 +17,7 @@ SMALL = Blocks(16, 16, 4, 1)
 WIDE = Blocks(32, 16, 4, 2)  # the diagonal crosses two key blocks
 TALL = Blocks(16, 32, 4, 2)  # a key block holds the diagonals of two row blocks
 
-HEADS = sizes([(2, 2, 32), (3, 1, 80)], [(4, 4, 16), (8, 2, 64), (9, 3, 96), (32, 8, 128), (4, 2, 256)])
+HEADS = sizes([(2, 2, 16), (3, 1, 80)], [(8, 2, 64), (9, 3, 96), (32, 8, 128), (4, 2, 256)])
 LENS = sizes([[1, 16, 35]], [[1, 127, 128, 129, 1000], [4097]])
 
 
