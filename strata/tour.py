@@ -28,16 +28,16 @@ class Stop:
 
 def run_tour(question: str, max_tokens: int) -> None:
     """Visit each stage of this checkout in turn, then print one table."""
-    from rich.console import Console
+    from .console import make_console
 
-    console = Console()
+    console = make_console()
     stages = existing_stages()
     if not stages:
         raise UserError("this checkout has no stage", "Clone the repository anew")
-    console.print(f"Question: {question}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Question: {question}", markup=False, soft_wrap=True)
     stops = list[Stop]()
     for stage in stages:
-        console.print(f"Starting {stage.key} ({stage.date}) …", highlight=False)
+        console.print(f"Starting {stage.key} ({stage.date}) …")
         stops.append(_visit(stage, question, max_tokens))
     console.print(_table(stops))
 

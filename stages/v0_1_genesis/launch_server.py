@@ -16,11 +16,16 @@ def main(argv: list[str]) -> int:
     from .server_args import ServerArgs
 
     parser = argparse.ArgumentParser(
-        prog=f"python -m {__package__}.launch_server", description="Start a Strata v0.1 server."
+        prog=f"python -m {__package__}.launch_server",
+        usage="%(prog)s --model-path FOLDER [FLAGS]",
+        description="Start a Strata v0.1 server.",
     )
     ServerArgs.add_cli_args(parser)
     return launch_server(ServerArgs.from_cli_args(parser.parse_args(argv)))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:  # Ctrl-C before there was anything to end
+        sys.exit(0)

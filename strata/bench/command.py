@@ -36,16 +36,13 @@ def run_bench(
 
 
 def _run(names: Sequence[str], setup: BenchSetup, json_path: Path | None) -> None:
-    from rich.console import Console
-
+    from ..console import make_console
     from .contenders import make_contenders
     from .limits import measure_limits
     from .report import describe, table, write_json
     from .workloads import WORKLOADS
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=120)
+    console = make_console()
     limits = measure_limits(setup)
     contenders = make_contenders(setup)
     rows = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 from .contenders import Contender, vocab_size
@@ -66,7 +68,9 @@ def shared_prefix(setup: BenchSetup, contenders: Sequence[Contender], limits: Li
     _warm_up(contenders, [BenchRequest(prefix, 2)])
     first = interleave(contenders, setup.rounds, ttft)
     yield Row("shared-prefix", "first request", "TTFT ms", "lower", first)
-    yield Row("shared-prefix", "second request", "TTFT ms", "lower", second)
+    row = Row("shared-prefix", "second request", "TTFT ms", "lower", second)
+    shares = [f"{stage} {row.median(stage) / statistics.median(first[stage]):.3f}" for stage in setup.stages]
+    yield dataclasses.replace(row, note=f"of the first: {', '.join(shares)}")
 
 
 WORKLOADS: dict[str, Workload] = {"steady": steady, "static": static, "shared-prefix": shared_prefix}
