@@ -17,6 +17,8 @@ Where this stage departs from history, on purpose:
 - the server also takes ``input_ids``, chat completions, a logit bias, ``/health`` and ``/flush_cache``;
 - ``sampling_params.seed`` makes one request's sampling repeatable;
 - regexes compile with outlines-core instead of the January code;
+- the Triton decode kernel splits long sequences and merges the parts, where history's first stage wrote all
+  scores to memory and its second read them back;
 - a torch attention path makes the CPU a device like any other; ``/get_internal_state`` shows the engine.
 """
 

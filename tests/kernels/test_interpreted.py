@@ -11,10 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CASES = Path(__file__).parent / "cases"
 ROOT = CASES.parents[2]
 
 
+@pytest.mark.slow
 def test_kernels_match_torch_under_the_interpreter() -> None:
     environment = dict(os.environ, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
     # No conftest from outside this folder: the suite's own looks for engines, and the kernels need none.
