@@ -1,13 +1,11 @@
-"""Starts a server and keeps it running; and `Runtime`, which does so from Python.
+"""`launch_server`, the whole life of a server's main process, and `Runtime`, which starts one from Python.
 
-`launch_server` is the main process' whole life: check, start the children, serve, end everything.
+Main checks everything it can, starts the children, serves (`serving`), and ends whatever it started.
 """
 
 from __future__ import annotations
 
-import asyncio
 import atexit
-import json
 import logging
 import os
 import signal
@@ -25,15 +23,13 @@ import httpx
 import msgspec
 
 from .hf_transformers_utils import Tokenizer, check_model_folder, get_tokenizer
-from .http_app import create_app
-from .managers.io_struct import TokenizerManagerInput
-from .managers.tokenizer_manager import EngineInfo, TokenizerManager
+from .managers.engine_info import EngineInfo
 from .model_config import ModelConfig
 from .server_args import PortArgs, ServerArgs
-from .support.http_server import HttpServer, bind_listener, loop_factory
+from .support.listen import bind_listener
 from .support.logs import configure_logging
-from .support.processes import Child, ProcessGroup, StartError
-from .support.transport import Receiver, Sender, ipc_endpoint, new_socket_dir, remove_socket_dir
+from .support.processes import ProcessGroup, StartError
+from .support.transport import ipc_endpoint, new_socket_dir, remove_socket_dir
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +37,6 @@ ROUTER = f"{__package__}.managers.router.manager:start_router_process"
 DETOKENIZER = f"{__package__}.managers.detokenizer_manager:start_detokenizer_process"
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
-
-GRACE_AFTER_DEATH_S = 1.0
-"""After a child's death clients hear of it for so long before main ends too (INV-LIVE: 5 s in all)."""
 
 RUNTIME_START_TIMEOUT_S = 300.0
 RUNTIME_STOP_TIMEOUT_S = 10.0
@@ -63,11 +56,6 @@ def launch_server(server_args: ServerArgs, router: str = ROUTER) -> int:
     except ValueError as error:
         logger.error("%s", error)
         return EXIT_USAGE
-    except OSError as error:
-        logger.error(
-            "can't bind %s port %d: %s.", server_args.host, server_args.port, error.strerror or error
-        )
-        return EXIT_FAILED
     server_args = replace(server_args, port=listener.getsockname()[1])
     port_args = _new_ports()
     group = ProcessGroup()
@@ -75,10 +63,12 @@ def launch_server(server_args: ServerArgs, router: str = ROUTER) -> int:
         return _run(server_args, port_args, tokenizer, listener, group, router)
     except KeyboardInterrupt:
         return EXIT_OK
-    except StartError as error:
+    except (StartError, OSError) as error:
         logger.error("%s", error)
         return EXIT_FAILED
     finally:
+        for number in (signal.SIGINT, signal.SIGTERM):  # a second Ctrl-C must not stop the clearing up
+            signal.signal(number, signal.SIG_IGN)
         listener.close()
         group.stop()
         remove_socket_dir(port_args.tokenizer_endpoint)
@@ -119,6 +109,8 @@ def _run(
     child_args = (replace(server_args, api_key=None), port_args)
     for name, target in (("router", router), ("detokenizer", DETOKENIZER)):
         group.start(name, target, child_args, port_args.tokenizer_endpoint, server_args.log_level)
+    from .serving import run_until_ended  # brings in FastAPI: now, while the children load
+
     engine = msgspec.convert(group.wait_ready()["router"], EngineInfo)
     logger.info(
         "engine ready: %d tokens in the pool, context length %d, %s %s",
@@ -127,64 +119,7 @@ def _run(
         engine.device,
         engine.dtype,
     )
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_serve(server_args, port_args, tokenizer, engine, listener, group))
-
-
-async def _serve(
-    server_args: ServerArgs,
-    port_args: PortArgs,
-    tokenizer: Tokenizer,
-    engine: EngineInfo,
-    listener: socket.socket,
-    group: ProcessGroup,
-) -> int:
-    """Answer HTTP until a signal comes or a child dies."""
-    receiver: Receiver[TokenizerManagerInput] = Receiver(port_args.tokenizer_endpoint, TokenizerManagerInput)
-    manager = TokenizerManager(tokenizer, engine, Sender(port_args.router_endpoint))
-    http_server = HttpServer(create_app(manager, server_args, group.is_alive))
-    loop = asyncio.get_running_loop()
-    deaths: list[Child] = []
-
-    def on_death(sentinel: int, child: Child) -> None:
-        loop.remove_reader(sentinel)
-        if not http_server.should_exit:
-            child.process.join()
-            logger.error("%s; ending the server", child.fate)
-            deaths.append(child)
-            manager.fail_all(f"The server is ending: {child.fate}.")
-            loop.call_later(GRACE_AFTER_DEATH_S, http_server.end)
-
-    def on_signal() -> None:
-        logger.info("ending")
-        manager.fail_all("The server is ending.")
-        http_server.end()
-
-    for sentinel, child in group.sentinels():
-        loop.add_reader(sentinel, on_death, sentinel, child)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
-    answers = asyncio.create_task(manager.handle_loop(receiver))
-    announcement = asyncio.create_task(_announce(http_server, server_args))
-    await http_server.serve(sockets=[listener])
-    for task in (answers, announcement):
-        task.cancel()
-    for sentinel, _ in group.sentinels():
-        loop.remove_reader(sentinel)
-    await manager.close()
-    return EXIT_FAILED if deaths else EXIT_OK
-
-
-async def _announce(http_server: HttpServer, server_args: ServerArgs) -> None:
-    """Say, once requests are taken, where and how to send one."""
-    while not http_server.started:
-        await asyncio.sleep(0.01)
-    body = json.dumps({"text": "The capital of France is", "sampling_params": {"max_new_tokens": 16}})
-    key = " -H 'authorization: Bearer KEY'" if server_args.api_key else ""
-    logger.info("ready at %s", server_args.url)
-    logger.info(
-        "try: curl %s/generate%s -H 'content-type: application/json' -d '%s'", server_args.url, key, body
-    )
+    return run_until_ended(server_args, port_args, tokenizer, engine, listener, group)
 
 
 def _raise_keyboard_interrupt(number: int, frame: object) -> None:

@@ -8,8 +8,9 @@ import msgspec
 
 from ..sampling_params import SamplingParams
 from ..support.http_errors import bad_request
+from .call import ReqState
 from .request_parsing import convert, parse_object, refuse_later_parameters
-from .tokenizer_manager import GenerateItem, ReqState
+from .request_tokenizer import GenerateItem
 
 MAX_PROMPTS = 1024
 MAX_RID_LENGTH = 256

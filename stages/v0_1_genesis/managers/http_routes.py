@@ -18,7 +18,8 @@ from ..support.http_limits import read_body
 from ..support.sse import EventStream, answer_while_connected
 from .generate_protocol import generate_output, parse_generate
 from .io_struct import TokenizedGenerateReqInput
-from .tokenizer_manager import GenerateItem, TokenizerManager
+from .request_tokenizer import GenerateItem
+from .tokenizer_manager import TokenizerManager
 
 HEALTH_TIMEOUT_S = 30.0
 """`/health_generate` waits so long for its one token."""

@@ -16,9 +16,10 @@ import msgspec
 
 from ..sampling_params import SamplingParams, Seed
 from ..support.http_errors import bad_request
+from .call import ReqState
 from .generate_protocol import split_prompts
 from .request_parsing import convert, parse_object, refuse_later_parameters
-from .tokenizer_manager import GenerateItem, ReqState
+from .request_tokenizer import GenerateItem
 
 DEFAULT_MAX_TOKENS = 16
 

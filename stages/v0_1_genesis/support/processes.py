@@ -79,12 +79,16 @@ class ProcessGroup:
         answers: dict[str, dict[str, Any]] = {}
         started = time.monotonic()
         while waiting := [child for child in self.children if child.name not in answers]:
-            if not wait([child.ready for child in waiting], PROGRESS_INTERVAL_S):
+            signs = [child.ready for child in waiting] + [child.process.sentinel for child in self.children]
+            if not wait(signs, PROGRESS_INTERVAL_S):
                 names = " and ".join(child.name for child in waiting)
                 logger.info("waiting for the %s (%.0f s)", names, time.monotonic() - started)
             for child in waiting:
                 if child.ready.poll():
                     answers[child.name] = _handshake(child)
+            for child in self.children:
+                if child.name in answers and not child.process.is_alive():
+                    raise StartError(f"{child.fate} while the others were starting.")
         return answers
 
     def sentinels(self) -> Iterator[tuple[int, Child]]:
