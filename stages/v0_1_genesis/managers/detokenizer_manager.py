@@ -59,11 +59,10 @@ class DetokenizerManager:
         """One message's answer; None if there is nothing to show yet."""
         if isinstance(message, ControlOut):
             return message
-        try:
-            return self._decode(message)
-        except (ValueError, OverflowError) as error:
-            logger.warning("dropped a batch that does not fit together: %s", error)
+        if len({len(parallel) for parallel in msgspec.structs.astuple(message)}) != 1:
+            logger.warning("dropped a batch whose lists have different lengths")
             return None
+        return self._decode(message)
 
     def _decode(self, batch: BatchTokenIDOut) -> BatchStrOut | None:
         out = BatchStrOut([], [], [], [])

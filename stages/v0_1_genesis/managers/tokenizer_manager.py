@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+
 from ..constrained.compiler import CompilerBusyError, RegexCompiler
 from ..constrained.regex_index import RegexIndex
 from ..hf_transformers_utils import Tokenizer
@@ -132,10 +134,10 @@ class TokenizerManager:
             if future is not None and not future.done():
                 future.set_result(message.payload)
             return
-        try:
-            self._deliver(message)
-        except ValueError as error:
-            logger.warning("dropped a batch that does not fit together: %s", error)
+        if len({len(parallel) for parallel in msgspec.structs.astuple(message)}) != 1:
+            logger.warning("dropped a batch whose lists have different lengths")
+            return
+        self._deliver(message)
 
     def _deliver(self, batch: BatchStrOut) -> None:
         outputs = zip(batch.rids, batch.output_strs, batch.meta_info, batch.finish_reason, strict=True)

@@ -48,12 +48,15 @@ class TokenBytes:
         added = tokenizer.get_added_tokens_decoder()
         self._added = {token_id: token.content.encode() for token_id, token in added.items()}
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self._cache: dict[int, bytes] = {}
 
     def __getitem__(self, token_id: int) -> bytes:
         """Bytes of any id; an id that the tokenizer lacks (a padding row of the embedding) has none."""
         known = self._cache.get(token_id)
         if known is None:
+            if not 0 <= token_id < self._size:
+                return b""
             known = self._cache[token_id] = self._look_up(token_id)
         return known
 
