@@ -27,7 +27,7 @@ WORKER = Path(__file__).with_name("index_worker.py")
 MAX_WORKERS = 4
 COMPILE_SECONDS = 1.0
 """How long a worker may take for one pattern; its own alarm enforces it."""
-TOTAL_SECONDS = 1.3
+TOTAL_SECONDS = 1.25
 """How long a pattern may take altogether, with the wait for a worker."""
 GRACE_SECONDS = 0.1
 """How much later than its alarm a worker is killed from here."""
@@ -57,6 +57,7 @@ class RegexCompiler:
         self._failures: BoundedCache[str, tuple[float, str]] = BoundedCache(MAX_CACHED, MAX_CACHED_BYTES)
         self._building: dict[str, asyncio.Task[RegexIndex]] = {}
         self._idle: list[_Worker] = []
+        self._ending: set[asyncio.Task[int]] = set()
         self._free_workers = asyncio.Semaphore(MAX_WORKERS)
 
     async def compile(self, pattern: str) -> RegexIndex:
@@ -85,7 +86,9 @@ class RegexCompiler:
         for task in building:
             task.cancel()
         await asyncio.gather(*building, return_exceptions=True)
-        await asyncio.gather(*(worker.end() for worker in self._idle))
+        while self._idle:
+            self._end(self._idle.pop())
+        await asyncio.gather(*self._ending)
 
     def _finish(self, pattern: str, task: asyncio.Task[RegexIndex]) -> None:
         del self._building[pattern]
@@ -121,18 +124,24 @@ class RegexCompiler:
                 answer = await worker.ask(json.dumps([pattern, letters, seconds]).encode())
             self._idle.append(worker)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
-            await worker.end()
+            self._end(worker)
             raise RegexError(
                 f"regex takes more than {COMPILE_SECONDS:g} s to compile; make its repeats shorter or simpler."
             ) from None
         except asyncio.CancelledError:
-            await worker.end()
+            self._end(worker)
             raise
         finally:
             self._free_workers.release()
         if answer[:1] == b"-":
             raise RegexError(answer[1:].decode())
         return answer[1:]
+
+    def _end(self, worker: _Worker) -> None:
+        """Kill ``worker``, but do not wait: giving back its memory takes a while."""
+        task = asyncio.create_task(worker.end())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     async def _take_worker(self) -> _Worker:
         """An idle worker or a new one; the caller releases ``_free_workers`` when done with it."""
@@ -187,7 +196,8 @@ class _Worker:
         header = await self._answers.readexactly(LENGTH.size)
         return await self._answers.readexactly(*LENGTH.unpack(header))
 
-    async def end(self) -> None:
+    async def end(self) -> int:
+        """Kill the process and wait for its exit code."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        await self._process.wait()
+        return await self._process.wait()
