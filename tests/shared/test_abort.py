@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 
 from strata.adapters import ServerDriver
@@ -26,18 +27,18 @@ def server(servers: ServerFactory, stage: str) -> ServerDriver:
     return servers(stage)
 
 
-def leave_after(server: ServerDriver, seconds: float, body: dict[str, Any], path: str = "/generate") -> None:
-    """Send a request and close the connection ``seconds`` after its last byte of answer."""
-    timeout = httpx.Timeout(10.0, read=seconds)
-    with (
-        httpx.Client(base_url=server.base_url, timeout=timeout, trust_env=False) as client,
-        contextlib.suppress(httpx.ReadTimeout),
-        client.stream("POST", path, json=body) as response,
-    ):
+def leave_after(server: ServerDriver, seconds: float, body: dict[str, Any]) -> None:
+    """Send a `/generate` request and close the connection after ``seconds``, or when the answer ends."""
+    content = json.dumps(body).encode()
+    head = f"POST /generate HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(content)}\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + content)
         deadline = time.monotonic() + seconds
-        for _ in response.iter_raw():
-            if time.monotonic() > deadline:
-                break
+        with contextlib.suppress(TimeoutError):
+            while (left := deadline - time.monotonic()) > 0:
+                connection.settimeout(left)
+                if not connection.recv(1 << 16):
+                    return
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
@@ -142,8 +143,6 @@ def test_a_thousand_at_random_moments(servers: ServerFactory, stage: str) -> Non
 
 
 def test_connections_that_say_nothing_or_half(server: ServerDriver) -> None:
-    import socket
-
     with probe(server):
         held = []
         for opening in (b"", b"POST /gen", b"POST /generate HTTP/1.1\r\ncontent-length: 100\r\n\r\n{"):

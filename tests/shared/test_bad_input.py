@@ -218,8 +218,8 @@ def test_max_tokens(server: ServerDriver) -> None:
             assert answer["usage"]["completion_tokens"] == tokens
             assert answer["choices"][0]["finish_reason"] == "length"
             assert (answer["choices"][0]["text"] == "") == (tokens == 0)
-        body = {"prompt": [7] * 2000, "max_tokens": 10_000_000, "ignore_eos": True}
-        answer = server.client.post("/v1/completions", json=body).json()
+        huge = {"prompt": [7] * 2000, "max_tokens": 10_000_000, "ignore_eos": True}
+        answer = server.client.post("/v1/completions", json=huge).json()
         assert answer["usage"]["completion_tokens"] in (47, 48)
         assert answer["choices"][0]["finish_reason"] == "length"
 
@@ -277,8 +277,9 @@ def test_parameters_of_later_stages_are_refused_by_name(server: ServerDriver, st
             response = server.client.post("/v1/completions", json={"prompt": "hi", name: neutral})
             assert response.status_code == 200, response.text
         for name in sorted(set(table) & {"min_new_tokens", "stop_token_ids", "frequency_penalty"}):
-            body = {"text": "a", "sampling_params": {name: [9_999_999] if "ids" in name else 5}}
-            assert name in is_error(server.client.post("/generate", json=body))["message"]
+            params = {name: [9_999_999] if "ids" in name else 5}
+            response = server.client.post("/generate", json={"text": "a", "sampling_params": params})
+            assert name in is_error(response)["message"]
 
 
 def test_unknown_fields_pass_on_the_openai_routes(server: ServerDriver) -> None:
@@ -291,14 +292,15 @@ def test_api_key(servers: ServerFactory, stage: str) -> None:
     key = "sk-very-secret-öäü-key"
     driver = servers(stage, "llama", "--api-key", key, "--max-total-tokens", "500")
     client = driver.client
-    good = {"authorization": b"Bearer " + key.encode()}
-    assert client.get("/health").status_code == 200
-    for headers in (
+    good: dict[Any, Any] = {"authorization": b"Bearer " + key.encode()}
+    wrong: list[dict[Any, Any]] = [
         {},
         {"authorization": "Bearer wrong"},
         {"authorization": key.encode()},
         {"x-api-key": "a"},
-    ):
+    ]
+    assert client.get("/health").status_code == 200
+    for headers in wrong:
         is_error(client.post("/generate", json={"text": "a"}, headers=headers), 401)
         is_error(client.get("/get_internal_state", headers=headers), 401)
         is_error(client.post("/flush_cache", headers=headers), 401)

@@ -6,7 +6,7 @@ import pytest
 
 from strata.adapters import DIALECTS, Engine
 
-from .driving import collect, greedy, prompt, run, solo
+from .driving import Answer, collect, greedy, prompt, run, solo
 from .fixtures import EngineFactory, model_folder
 from .reference import reference
 
@@ -94,7 +94,8 @@ def test_nan_in_free_slots_changes_nothing(engines: EngineFactory, stage: str) -
     engine, oracle = engines(stage, max_total_tokens=700), reference(model_folder("llama"))
     prompts = [prompt(length, seed=16) for length in (1, 9, 40, 150)]
     prompts.append(prompts[3][:100] + prompt(7, seed=17))
-    rids, answers = {}, {}
+    rids: dict[str, list[int]] = {}
+    answers: dict[str, Answer] = {}
     try:
         for ids in [*prompts, *prompts]:
             rids[engine.add(ids, greedy(9))] = ids

@@ -34,7 +34,7 @@ def server(stage: str) -> Iterator[ServerDriver]:
 def socket_folders(pids: list[int]) -> set[Path]:
     """Folders of the Unix sockets that these processes have bound."""
     paths = (c.laddr for pid in pids for c in psutil.Process(pid).net_connections("unix"))
-    return {Path(path).parent for path in paths if isinstance(path, str) and path.startswith("/")}
+    return {Path(str(path)).parent for path in paths if str(path).startswith("/")}
 
 
 class Pending:

@@ -22,8 +22,9 @@ NO_TOKENIZER = SimpleNamespace(eos_token_ids=frozenset())
 
 
 def genesis_batch(reqs: list[genesis.Req]) -> genesis.Batch:
-    pools: Any = ReqToTokenPool(1, 1, CPU), TokenToKVPool(1, torch.float32, 1, 1, 1, CPU)
-    return genesis.Batch(reqs, *pools, cast(Any, None), StagingBuffer(CPU, torch.int64))
+    """A batch that can do nothing but sample."""
+    rows, slots = ReqToTokenPool(1, 1, CPU), TokenToKVPool(1, torch.float32, 1, 1, 1, CPU)
+    return genesis.Batch(reqs, rows, slots, cast(Any, None), StagingBuffer(CPU, torch.int64))
 
 
 class TestGenesisSampler(SamplerContract):

@@ -33,7 +33,7 @@ def test_text(server: ServerDriver, tokenizer: Tokenizer) -> None:
     """The text is what the tokens decode to, and the tokens are the reference's."""
     oracle, text = reference(model_folder("llama")), "The quick brown fox jumps over"
     answer = generate(server, text=text, sampling_params={**GREEDY, "skip_special_tokens": False})
-    ids, output = tokenizer.encode(text).ids, []
+    ids, output = tokenizer.encode(text).ids, list[int]()
     for _ in range(20):
         output.append(int(oracle.logits([*ids, *output], last=1)[0].argmax()))
     assert answer["text"] == tokenizer.decode(output, skip_special_tokens=False)

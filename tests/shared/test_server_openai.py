@@ -87,7 +87,7 @@ def test_list_of_prompts(client: openai.OpenAI, server: ServerDriver) -> None:
         for choice in chunk.choices:
             assert reasons[choice.index] is None, "text after the end"
             texts[choice.index] += choice.text
-            reasons[choice.index] = choice.finish_reason  # type: ignore[call-overload]
+            reasons[choice.index] = choice.finish_reason
     assert texts == [a.choices[0].text for a in alone]
     assert reasons == [a.choices[0].finish_reason for a in alone]
 

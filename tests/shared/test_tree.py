@@ -49,7 +49,8 @@ class GenesisTreeFace:
         return self.tree.total_size()
 
     def nodes(self) -> list[tuple[Key, list[int], int]]:
-        found, stack = [], [(self.tree.root_node, ())]
+        found: list[tuple[Key, list[int], int]] = []
+        stack: list[tuple[Any, Key]] = [(self.tree.root_node, ())]
         while stack:
             parent, prefix = stack.pop()
             for child in parent.children.values():
