@@ -116,7 +116,7 @@ def test_inv_text_any_interleaving_of_requests_gives_each_its_whole_text(
     while left:
         entries: list[tuple[str, list[int], dict[str, Any] | None]] = []
         for rid in data.draw(st.lists(st.sampled_from(sorted(left)), unique=True, min_size=1)):
-            size = data.draw(st.integers(0, len(left[rid])))
+            size = data.draw(st.integers(min(1, len(left[rid])), len(left[rid])))
             piece, left[rid] = left[rid][:size], left[rid][size:]
             entries.append((rid, piece, None if left[rid] else END))
         answer = manager.handle(batch(*entries, stops=("!!", "a中")))
