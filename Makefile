@@ -27,7 +27,7 @@ $(STAMP): constraints.txt pyproject.toml
 	@touch $@
 
 model: $(STAMP) ## fetch the embedded model and convert it
-	@$(BIN)/strata model fetch
+	@$(BIN)/strata model fetch >/dev/null
 
 serve: model ## start the server of STAGE on PORT
 	@exec $(BIN)/strata serve $(STAGE) --port $(PORT)
