@@ -1,0 +1,1 @@
+"""How the stages descend from one another and from history: symbols, the lineage table, keeping copies equal."""
