@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen. Decoded from HTTP, then carried to the router unchanged."""
+"""How one request wants its tokens chosen. Decoded from HTTP, then carried to the engine unchanged."""
 
 from __future__ import annotations
 

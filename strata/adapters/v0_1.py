@@ -14,10 +14,10 @@ from stages.v0_1_genesis.managers.io_struct import (
     AbortReq,
     BatchTokenIDOut,
     FlushCacheReq,
-    RouterInput,
+    EngineInput,
     TokenizedGenerateReqInput,
 )
-from stages.v0_1_genesis.managers.router.model_rpc import ModelRpcServer
+from stages.v0_1_genesis.managers.router.model_rpc import NUM_CONTINUE_DECODE_STEPS, ModelRpcServer
 from stages.v0_1_genesis.sampling_params import SamplingParams
 from stages.v0_1_genesis.server_args import ServerArgs
 
@@ -32,13 +32,24 @@ class GenesisEngine:
         args = ServerArgs(model_path=str(model_path), **(defaults | server_args))
         self.server = ModelRpcServer(args)
         self.server.num_continue_decode_steps = 1
-        self._inbox: list[RouterInput] = []
+        self._inbox: list[EngineInput] = []
         self._rids = itertools.count()
         self._forced: Literal["oom", "retract"] | None = None
 
     @property
     def runner(self) -> Any:
         return self.server.model_runner
+
+    @property
+    def step_timer(self) -> Any:
+        return self.server.step_timer
+
+    @property
+    def counters(self) -> Mapping[str, int | float]:
+        return self.server.stats.as_dict()
+
+    def serve_as_shipped(self) -> None:
+        self.server.num_continue_decode_steps = NUM_CONTINUE_DECODE_STEPS
 
     def add(
         self,

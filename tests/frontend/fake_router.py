@@ -21,7 +21,7 @@ from stages.v0_1_genesis.managers.io_struct import (
     ControlOut,
     FlushCacheReq,
     GetInternalStateReq,
-    RouterInput,
+    EngineInput,
     TokenizedGenerateReqInput,
 )
 from stages.v0_1_genesis.server_args import PortArgs, ServerArgs
@@ -63,7 +63,7 @@ class FakeRouter:
 
     def __init__(self, tokenizer: Tokenizer, port_args: PortArgs) -> None:
         self.tokenizer = tokenizer
-        self.receiver: Receiver[RouterInput] = Receiver(port_args.router_endpoint, RouterInput)
+        self.receiver: Receiver[EngineInput] = Receiver(port_args.router_endpoint, EngineInput)
         self.sender = Sender(port_args.detokenizer_endpoint)
         self.running: dict[str, Echo] = {}
         self.seen = self.aborted = 0
@@ -72,7 +72,7 @@ class FakeRouter:
         while True:
             self.handle(await self.receiver.recv())
 
-    def handle(self, message: RouterInput) -> None:
+    def handle(self, message: EngineInput) -> None:
         match message:
             case TokenizedGenerateReqInput():
                 self.seen += 1

@@ -18,7 +18,7 @@ from stages.v0_1_genesis.managers.io_struct import (
     ControlOut,
     DetokenizerInput,
     FlushCacheReq,
-    RouterInput,
+    EngineInput,
     TokenizedGenerateReqInput,
 )
 from stages.v0_1_genesis.sampling_params import SamplingParams
@@ -69,7 +69,7 @@ def push_socket(endpoint: str) -> zmq.Socket[bytes]:
 
 
 @pytest.mark.parametrize("name", HOSTILE_FRAMES)
-@pytest.mark.parametrize("union", [RouterInput, DetokenizerInput])
+@pytest.mark.parametrize("union", [EngineInput, DetokenizerInput])
 def test_a_hostile_frame_is_dropped_and_the_next_message_arrives(
     endpoint: str, name: str, union: object
 ) -> None:
@@ -77,7 +77,7 @@ def test_a_hostile_frame_is_dropped_and_the_next_message_arrives(
         receiver: Receiver[object] = Receiver(endpoint, union)
         hostile = push_socket(endpoint)
         hostile.send(HOSTILE_FRAMES[name])
-        good = AbortReq("good") if union is RouterInput else ControlOut("good", {"a": [1, None]})
+        good = AbortReq("good") if union is EngineInput else ControlOut("good", {"a": [1, None]})
         hostile.send(msgspec.msgpack.encode(good))
         try:
             return await asyncio.wait_for(receiver.recv(), 10) == good
@@ -91,7 +91,7 @@ def test_a_hostile_frame_is_dropped_and_the_next_message_arrives(
 
 def test_a_multipart_message_is_dropped(endpoint: str) -> None:
     async def run() -> object:
-        receiver: Receiver[RouterInput] = Receiver(endpoint, RouterInput)
+        receiver: Receiver[EngineInput] = Receiver(endpoint, EngineInput)
         hostile = push_socket(endpoint)
         hostile.send_multipart([msgspec.msgpack.encode(AbortReq("x"))] * 2)
         hostile.send(msgspec.msgpack.encode(AbortReq("good")))
@@ -108,7 +108,7 @@ def test_a_frame_over_the_limit_never_reaches_the_process(
     monkeypatch.setattr(transport, "MAX_MESSAGE_BYTES", 1000)
 
     async def run() -> object:
-        receiver: Receiver[RouterInput] = Receiver(endpoint, RouterInput)
+        receiver: Receiver[EngineInput] = Receiver(endpoint, EngineInput)
         hostile, sender = push_socket(endpoint), Sender(endpoint)
         hostile.send(msgspec.msgpack.encode(AbortReq("x" * 2000)))
         await asyncio.sleep(0.2)
@@ -122,14 +122,14 @@ def test_a_frame_over_the_limit_never_reaches_the_process(
 
 def test_messages_arrive_whole_and_in_order_and_drain_takes_what_is_there(endpoint: str) -> None:
     params = SamplingParams(stop=["a", "é"], logit_bias={3: -1.5}, temperature=0.0, seed=-(2**63))
-    sent: list[RouterInput] = [
+    sent: list[EngineInput] = [
         TokenizedGenerateReqInput("r1", [1, 2, 3], params, stream=True),
         AbortReq("r1"),
         FlushCacheReq("r2"),
     ]
 
-    async def run() -> list[RouterInput]:
-        receiver: Receiver[RouterInput] = Receiver(endpoint, RouterInput)
+    async def run() -> list[EngineInput]:
+        receiver: Receiver[EngineInput] = Receiver(endpoint, EngineInput)
         sender = Sender(endpoint)
         assert receiver.drain() == []
         for message in sent:

@@ -1,6 +1,6 @@
 """Sets of Unicode characters, and what ``\\w``, ``\\d`` and ``\\s`` mean to Python's `re`.
 
-Used by the main process while it normalises a regex, and by the router to learn what a vocabulary can spell.
+Used by the main process while it normalises a regex, and by the engine to learn what a vocabulary can spell.
 The three classes are computed once per process, by asking `re` about every character there is: no table of
 ours can disagree with the interpreter that later checks ``re.fullmatch``.
 """
@@ -23,7 +23,7 @@ Points = NDArray[np.int32]
 @dataclass(frozen=True, eq=False)
 class CharSet:
     """A set of code points, kept as the sorted points where membership flips: in from the first, out from the
-    second, and so on. ``toggles`` is int32 ``[2 * ranges]``."""
+    second, and so on. ``toggles`` is int32 ``[2 * ranges]``. As a key, a set is equal to itself only."""
 
     toggles: Points
 
@@ -45,7 +45,7 @@ class CharSet:
         return bool(self.toggles.size)
 
     def __or__(self, other: CharSet) -> CharSet:
-        return _combine(self, other, np.logical_or)
+        return union((self, other))
 
     def __and__(self, other: CharSet) -> CharSet:
         return _combine(self, other, np.logical_and)
@@ -64,7 +64,12 @@ def _combine(a: CharSet, b: CharSet, operation: Operation) -> CharSet:
 
 
 def union(sets: Iterable[CharSet]) -> CharSet:
-    return functools.reduce(CharSet.__or__, sets, CharSet.of())
+    """The union of many sets at once: the points where the number of sets that one is in becomes or leaves 0."""
+    toggles = np.concatenate([np.zeros(0, np.int32), *(chars.toggles for chars in sets)])
+    points, place = np.unique(toggles, return_inverse=True)
+    steps = np.bincount(place, np.resize([1, -1], len(toggles)), minlength=len(points))
+    inside = np.cumsum(steps) > 0
+    return CharSet(points[np.flatnonzero(np.diff(inside, prepend=False))])
 
 
 ANY_CHAR = CharSet.of((0, 0xD800), (0xE000, CODE_POINTS))

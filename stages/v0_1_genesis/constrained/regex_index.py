@@ -1,4 +1,4 @@
-"""A compiled regex in the form in which it travels from the main process to the router.
+"""A compiled regex in the form in which it travels from the main process to the engine.
 
 A few kilobytes, whatever the vocabulary. `alphabet.Alphabet.pack` makes one, `fsm.RegexFSM` reads it; this module
 imports nothing heavy, since every process of the ring knows its messages.

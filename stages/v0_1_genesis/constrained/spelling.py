@@ -2,7 +2,7 @@
 
 A byte-level vocabulary should have a token for each byte, but trained ones lack a few (SmolLM2's has none for
 U+0004); one without byte fallback has only the characters it was trained on. An automaton that waited for such a
-character would never get it, so regexes are compiled over the characters in here. Built once by main and router.
+character would never get it, so regexes are compiled over the characters in here. Built once by main and engine.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from .io_struct import BatchStrOut, BatchTokenIDOut, ControlOut, DetokenizerInpu
 logger = logging.getLogger(__name__)
 
 MAX_LIVE_REQUESTS = 1 << 16
-"""Bound on the decoders kept, should a router ever forget to end its requests."""
+"""Bound on the decoders kept, should an engine ever forget to end its requests."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class DecodeStatus:
 
 
 class DetokenizerManager:
-    """Decodes what the router sends and passes it on to main."""
+    """Decodes what the engine sends and passes it on to main."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

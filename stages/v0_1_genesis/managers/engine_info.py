@@ -1,4 +1,4 @@
-"""What main knows of its engine; fixed from the router's handshake on."""
+"""What main knows of its engine; fixed from the handshake on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class EngineInfo(msgspec.Struct):
-    """What the router says of its engine when it is ready."""
+    """What the engine says of itself when it is ready."""
 
     max_total_num_token: int
     max_req_input_len: int

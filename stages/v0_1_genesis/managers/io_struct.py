@@ -19,7 +19,7 @@ class Message(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 
 
 class TokenizedGenerateReqInput(Message):
-    """main → router: one prompt, ready to be scheduled; ``regex_index`` is its regex, compiled."""
+    """main → engine: one prompt, ready to be scheduled; ``regex_index`` is its regex, compiled."""
 
     rid: str
     input_ids: list[int]
@@ -31,32 +31,32 @@ class TokenizedGenerateReqInput(Message):
 
 
 class AbortReq(Message):
-    """main → router: nobody waits for this request any more."""
+    """main → engine: nobody waits for this request any more."""
 
     rid: str
 
 
 class FlushCacheReq(Message):
-    """main → router: forget every cached prefix; refused while requests are waiting or running."""
+    """main → engine: forget every cached prefix; refused while requests are waiting or running."""
 
     rid: str
 
 
 class GetInternalStateReq(Message):
-    """main → router: describe the engine's state now."""
+    """main → engine: describe the engine's state now."""
 
     rid: str
 
 
 class ControlOut(Message):
-    """router → detokenizer → main: the answer to a control request, passed round the whole ring."""
+    """engine → detokenizer → main: the answer to a control request, passed round the whole ring."""
 
     rid: str
     payload: dict[str, Any]
 
 
 class BatchTokenIDOut(Message):
-    """router → detokenizer: what some requests produced since their last message.
+    """engine → detokenizer: what some requests produced since their last message.
 
     The lists run in parallel. ``output_tokens`` has each request's new tokens only, not its whole output;
     ``finish_reason`` is None for a request that goes on.
@@ -79,7 +79,7 @@ class BatchStrOut(Message):
     finish_reason: list[dict[str, Any] | None]
 
 
-RouterInput = TokenizedGenerateReqInput | AbortReq | FlushCacheReq | GetInternalStateReq
+EngineInput = TokenizedGenerateReqInput | AbortReq | FlushCacheReq | GetInternalStateReq
 DetokenizerInput = BatchTokenIDOut | ControlOut
 TokenizerManagerInput = BatchStrOut | ControlOut
 
@@ -87,7 +87,7 @@ TokenizerManagerInput = BatchStrOut | ControlOut
 class StepInput(Message):
     """router → every rank: take these in and do one step. Only with more than one rank."""
 
-    recv_reqs: list[RouterInput]
+    recv_reqs: list[EngineInput]
 
 
 class StepOutput(Message):

@@ -1,4 +1,4 @@
-"""From a prompt to a request for the router: checked against every limit, tokenized, clamped.
+"""From a prompt to a request for the engine: checked against every limit, tokenized, clamped.
 
 Main only; one RequestTokenizer lives as long as the server, an item as long as its HTTP request.
 """
@@ -118,7 +118,7 @@ class RequestTokenizer:
         )
 
     def _clamp(self, item: GenerateItem, num_tokens: int) -> SamplingParams:
-        """Parameters as the router gets them: no count larger than what can ever matter."""
+        """Parameters as the engine gets them: no count larger than what can ever matter."""
         params, room = item.sampling_params, self._engine.max_new_tokens(num_tokens)
         return msgspec.structs.replace(
             params,

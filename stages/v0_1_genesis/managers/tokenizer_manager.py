@@ -38,7 +38,7 @@ CONTROL_TIMEOUT_S = 60.0
 
 
 class TokenizerManager:
-    """Sends tokenized prompts to the router, and hands outputs to the calls that wait for them.
+    """Sends tokenized prompts to the engine, and hands outputs to the calls that wait for them.
 
     A request has two names: the client's ``rid``, unique among those in flight, and a fresh one inside the
     ring, so that a late output of an aborted request can never reach a newer one of the same name.
@@ -100,7 +100,7 @@ class TokenizerManager:
     # -- control requests --------------------------------------------------------------------------------
 
     async def flush_cache(self) -> dict[str, Any]:
-        """Forget cached prefixes; the router's answer says whether it did."""
+        """Forget cached prefixes; the engine's answer says whether it did."""
         return await self._ask(FlushCacheReq(uuid.uuid4().hex))
 
     async def get_internal_state(self) -> dict[str, Any]:

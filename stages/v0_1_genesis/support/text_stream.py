@@ -1,6 +1,6 @@
 """From token ids to text that may be shown: whole characters, and nothing that may begin a stop string.
 
-Used by the router (to learn when a stop string ends a request) and by the detokenizer (to cut the text
+Used by the engine (to learn when a stop string ends a request) and by the detokenizer (to cut the text
 there). One object of each class lives as long as its request. Both give the same joined text however their
 input is cut into pushes (INV-TEXT).
 """

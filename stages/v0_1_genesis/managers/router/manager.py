@@ -12,7 +12,7 @@ import msgspec
 
 from ...server_args import PortArgs, ServerArgs
 from ...support.transport import Receiver, Sender
-from ..io_struct import RouterInput
+from ..io_struct import EngineInput
 from .model_rpc import ModelRpcClient
 
 PAUSE_BETWEEN_STEPS = 0.001
@@ -23,10 +23,10 @@ class RouterManager:
     """Two coroutines around the model client: receive, and step."""
 
     def __init__(self, port_args: PortArgs, model_client: ModelRpcClient) -> None:
-        self.receiver: Receiver[RouterInput] = Receiver(port_args.router_endpoint, RouterInput)
+        self.receiver: Receiver[EngineInput] = Receiver(port_args.router_endpoint, EngineInput)
         self.sender = Sender(port_args.detokenizer_endpoint)
         self.model_client = model_client
-        self.recv_reqs: list[RouterInput] = []
+        self.recv_reqs: list[EngineInput] = []
         self.has_work = asyncio.Event()
 
     async def loop_for_recv_requests(self) -> None:

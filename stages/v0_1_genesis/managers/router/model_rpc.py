@@ -33,7 +33,7 @@ from ..io_struct import (
     DetokenizerInput,
     FlushCacheReq,
     GetInternalStateReq,
-    RouterInput,
+    EngineInput,
     StepInput,
     StepOutput,
     TokenizedGenerateReqInput,
@@ -102,7 +102,7 @@ class ModelRpcServer:
     # -- one step ----------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def exposed_step(self, recv_reqs: Sequence[RouterInput]) -> list[DetokenizerInput]:
+    def exposed_step(self, recv_reqs: Sequence[EngineInput]) -> list[DetokenizerInput]:
         """Take in ``recv_reqs``, do one fill or one decode run, and return what is to be sent on."""
         for message in recv_reqs:
             self._dispatch(message)
@@ -125,7 +125,7 @@ class ModelRpcServer:
 
     # -- messages ----------------------------------------------------------------------------------------
 
-    def _dispatch(self, message: RouterInput) -> None:
+    def _dispatch(self, message: EngineInput) -> None:
         match message:
             case TokenizedGenerateReqInput():
                 self.handle_generate_request(message)
@@ -393,7 +393,7 @@ class ModelRpcClient:
     def is_idle(self) -> bool:
         return self._model.is_idle
 
-    async def step(self, recv_reqs: Sequence[RouterInput]) -> list[DetokenizerInput]:
+    async def step(self, recv_reqs: Sequence[EngineInput]) -> list[DetokenizerInput]:
         if isinstance(self._model, ModelRpcServer):
             return self._model.exposed_step(recv_reqs)
         return await self._model.step(recv_reqs)

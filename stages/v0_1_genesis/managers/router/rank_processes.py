@@ -16,7 +16,8 @@ from typing import Any
 from ...server_args import PortArgs, ServerArgs
 from ...support.processes import ProcessGroup
 from ...support.transport import Receiver, Sender
-from ..io_struct import DetokenizerInput, RouterInput, StepInput, StepOutput
+from ..io_struct import DetokenizerInput, EngineInput, StepInput, StepOutput
+from .model_runner import choose_device
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class RankProcesses:
     """The ranks of one server, seen from the router: `step` on all of them, and rank 0's answer."""
 
     def __init__(self, server_args: ServerArgs, port_args: PortArgs) -> None:
+        choose_device(server_args, tp_rank=0)  # a missing device is known before any rank starts
         self.is_idle = True
         self._answers: Receiver[StepOutput] = Receiver(answer_endpoint(port_args), StepOutput)
         self._group = ProcessGroup()
@@ -50,7 +52,7 @@ class RankProcesses:
         self._ranks = [Sender(step_endpoint(port_args, rank)) for rank in range(server_args.tp_size)]
         threading.Thread(target=self._watch, daemon=True, name="rank-watch").start()
 
-    async def step(self, recv_reqs: Sequence[RouterInput]) -> list[DetokenizerInput]:
+    async def step(self, recv_reqs: Sequence[EngineInput]) -> list[DetokenizerInput]:
         """One step on every rank. Their collectives keep them together; only rank 0's answer travels."""
         message = StepInput(list(recv_reqs))
         for rank in self._ranks:
@@ -65,7 +67,9 @@ class RankProcesses:
     def _watch(self) -> None:
         """A rank that dies leaves the others waiting in a collective: end the router, and so the server."""
         children = dict(self._group.sentinels())
-        dead, *_ = wait(list(children))
-        logger.error("%s; the server ends", children[dead].fate)  # type: ignore[index]
+        for dead in wait(list(children)):
+            child = children[dead]  # type: ignore[index]
+            child.process.join()  # makes the exit code known
+            logger.error("%s; the server ends", child.fate)
         self._group.stop()
         os._exit(1)

@@ -1,4 +1,4 @@
-"""The router's statistics lines: one for each fill, one for every 20 decode steps.
+"""The engine's statistics lines: one for each fill, one for every 20 decode steps.
 
 Owned by the ModelRpcServer; only rank 0 writes.
 """
