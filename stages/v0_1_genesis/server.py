@@ -78,7 +78,8 @@ def _check(server_args: ServerArgs) -> Tokenizer:
     """Find every mistake that can be found before a process starts; raises ``ValueError``."""
     server_args.check()
     check_model_folder(server_args.model_path, server_args.tokenizer_path, server_args.load_format)
-    ModelConfig(server_args.model_path, server_args.context_length)
+    model_config = ModelConfig(server_args.model_path, server_args.context_length)
+    model_config.check_tp_size(server_args.tp_size)
     return get_tokenizer(server_args.tokenizer_path, server_args.model_path)
 
 

@@ -6,6 +6,7 @@ Read by tests, chat, tour and bench, so that none of them spells a stage's names
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,12 @@ class Dialect:
     """The same as fields of ServerArgs."""
     policy_field: str
     policies: tuple[str, ...]
+    attention_args: Mapping[str, Mapping[str, Any]]
+    """For each attention path on a CUDA device, the fields of ServerArgs that choose it."""
     roles: tuple[str, ...] = ("main", "router", "detokenizer")
     """Its processes when nothing is parallel."""
+    first_rank: int = 0
+    """The first rank of tensor parallelism that has a process of its own beside ``roles``."""
 
     @property
     def exists(self) -> bool:
@@ -39,6 +44,12 @@ class Dialect:
     @property
     def capabilities(self) -> frozenset[str]:
         return importlib.import_module(self.package).CAPABILITIES
+
+    def roles_at(self, tp_size: int) -> tuple[str, ...]:
+        """Its processes with ``tp_size`` ranks of tensor parallelism."""
+        if tp_size == 1:
+            return self.roles
+        return (*self.roles, *(f"rank {rank}" for rank in range(self.first_rank, tp_size)))
 
     def make_engine(self, model_path: Path, **server_args: Any) -> Engine:
         module, _, name = self.engine.partition(":")
@@ -56,6 +67,11 @@ DIALECTS: dict[str, Dialect] = {
             no_cache_args=(("model_mode", ["no-cache"]),),
             policy_field="schedule_heuristic",
             policies=("lpm", "weight", "random", "fcfs"),
+            attention_args={
+                "triton": {},
+                "flashinfer": {"model_mode": ["flashinfer"]},
+                "torch": {"model_mode": ["torch"]},
+            },
         ),
     ]
 }

@@ -103,11 +103,17 @@ class ServerDriver:
 
     def pids(self) -> dict[str, int]:
         """Process id by role, as the server's `/get_internal_state` and the process table show them."""
-        roles = {"main": self.process.pid}
-        for child in psutil.Process(self.process.pid).children(recursive=True):
+        main = psutil.Process(self.process.pid)
+        roles = {"main": main.pid}
+        for child in main.children():
             role = _role_of(child)
             if role is not None:
                 roles[role] = child.pid
+                # Ranks are its children, started in their order.
+                ranks = [rank for rank in child.children() if _role_of(rank) is not None]
+                ranks.sort(key=lambda rank: (rank.create_time(), rank.pid))
+                for number, rank in enumerate(ranks, start=self.dialect.first_rank):
+                    roles[f"rank {number}"] = rank.pid
         return roles
 
     def all_pids(self) -> list[int]:

@@ -6,20 +6,51 @@ With one rank nothing is set up and the collectives return what they are given.
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+LOOPBACK = "127.0.0.1"
+
+# torch renamed it; both of its names serve the versions that this stage runs on.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def initialize_model_parallel(tp_size: int, tp_rank: int, port: int, device: torch.device) -> None:
-    """Join the group of ``tp_size`` ranks that meet at TCP ``port`` of this machine; waits for all."""
+    """Join the group of ``tp_size`` ranks that meet at TCP ``port`` of this machine; waits for all.
+
+    All ranks are on one machine, so nothing listens on any other interface than the loopback.
+    """
     if tp_size == 1:
         return
+    if device.type == "cpu":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     dist.init_process_group(
         backend="nccl" if device.type == "cuda" else "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
+        store=_meeting_point(tp_size, tp_rank, port),
         world_size=tp_size,
         rank=tp_rank,
+    )
+
+
+def _meeting_point(tp_size: int, tp_rank: int, port: int) -> TCPStore:
+    """Where the ranks find each other; rank 0 serves it."""
+    if tp_rank != 0:
+        return TCPStore(LOOPBACK, port, tp_size, is_master=False)
+    # Left to itself the store would listen on every interface.
+    listener = socket.create_server((LOOPBACK, port))
+    return TCPStore(
+        LOOPBACK,
+        port,
+        tp_size,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
     )
 
 
@@ -49,8 +80,15 @@ def tensor_model_parallel_all_gather(x: Tensor) -> Tensor:
     if not dist.is_initialized():
         return x
     parts = x.new_empty((dist.get_world_size(), *x.shape))
-    dist.all_gather_into_tensor(parts, x.contiguous())
+    all_gather_single(parts.flatten(0, 1), x.contiguous())
     return parts.transpose(0, 1).flatten(1)
+
+
+def tensor_model_parallel_broadcast(x: Tensor) -> Tensor:
+    """Rank 0's ``x``, in place: for what every rank computes and all must agree on to the last bit."""
+    if dist.is_initialized():
+        dist.broadcast(x, src=0)
+    return x
 
 
 def tensor_model_parallel_min(value: int, device: torch.device) -> int:

@@ -134,8 +134,9 @@ def _run_child(
     try:
         getattr(importlib.import_module(module), function)(*args, ready)
     except Exception as error:
-        # A ValueError is how this code base reports a user's mistake: one line, which main prints.
-        level = logging.DEBUG if isinstance(error, ValueError) else logging.ERROR
+        # A ValueError is how this code base reports a user's mistake: one line, which main prints. A StartError
+        # comes from a grandchild, which has logged what there is to say.
+        level = logging.DEBUG if isinstance(error, ValueError | StartError) else logging.ERROR
         logger.log(level, "the %s failed", name, exc_info=True)
         _report_failure(ready, error)
         sys.exit(1)

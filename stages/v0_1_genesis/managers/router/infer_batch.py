@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...constrained.fsm import START, RegexFSM
 from ...constrained.logit_mask import mask_logits
+from ...layers.parallel_state import tensor_model_parallel_broadcast
 from ...memory_pool import ReqToTokenPool, TokenToKVPool
 from ...sampling_params import SamplingParams
 from ...support.sampling_ops import draw, keep_top_k, keep_top_p, uniform
@@ -343,7 +344,8 @@ class Batch:
         chosen = logits.argmax(dim=-1)
         if sampled := [i for i, req in enumerate(self.reqs) if not req.sampling_params.is_greedy]:
             chosen[sampled] = self._draw(logits[sampled], [self.reqs[i] for i in sampled])
-        return chosen.tolist()
+        # Ranks hold equal logits, but some CUDA reductions add in no fixed order: one rank decides for all.
+        return tensor_model_parallel_broadcast(chosen).tolist()
 
     @staticmethod
     def _draw(logits: Tensor, reqs: list[Req]) -> Tensor:

@@ -158,6 +158,24 @@ def _exclusive_sum(lens: Tensor) -> Tensor:
     return lens.cumsum(0, dtype=lens.dtype) - lens
 
 
+def choose_device(server_args: ServerArgs, tp_rank: int) -> torch.device:
+    """Where rank ``tp_rank`` runs; ``ValueError`` where this machine has too few devices for all ranks."""
+    wanted, tp_size = server_args.device, server_args.tp_size
+    num_devices = 0 if wanted == "cpu" else torch.cuda.device_count()
+    if wanted == "cpu" or (wanted == "auto" and num_devices == 0):
+        return torch.device("cpu")
+    if num_devices == 0:
+        raise ValueError(
+            "--device cuda: this machine has no CUDA device that torch can use; pass --device cpu."
+        )
+    if num_devices < tp_size:
+        raise ValueError(
+            f"--tp-size {tp_size} needs {tp_size} CUDA devices, one for each rank, and there "
+            f"{'is' if num_devices == 1 else 'are'} {num_devices}: lower it, or pass --device cpu."
+        )
+    return torch.device("cuda", tp_rank)
+
+
 class ModelRunner:
     """One rank's model and pools.
 
@@ -179,7 +197,7 @@ class ModelRunner:
         self.tp_rank = tp_rank
         self.tp_size = server_args.tp_size
         model_config.check_tp_size(self.tp_size)
-        self.device = self._choose_device()
+        self.device = choose_device(server_args, tp_rank)
         self.dtype = self._choose_dtype()
         self.attention = self._choose_attention()
         if self.device.type == "cuda":
@@ -192,18 +210,6 @@ class ModelRunner:
         self.flashinfer = self._init_flashinfer() if self.attention == "flashinfer" else None
 
     # -- choices -----------------------------------------------------------------------------------------
-
-    def _choose_device(self) -> torch.device:
-        wanted = self.server_args.device
-        num_devices = torch.cuda.device_count() if wanted != "cpu" else 0
-        if wanted == "cpu" or (wanted == "auto" and num_devices == 0):
-            return torch.device("cpu")
-        if num_devices < self.tp_size:
-            raise ValueError(
-                f"--device {wanted} with --tp-size {self.tp_size} needs as many CUDA devices; "
-                f"there are {num_devices}."
-            )
-        return torch.device("cuda", self.tp_rank)
 
     def _choose_dtype(self) -> torch.dtype:
         name: str = self.server_args.dtype
