@@ -15,6 +15,8 @@ Where this stage departs from history, on purpose:
 - the tree splits where a key diverges inside an edge (#7), and a disabled cache frees rightly (#451);
 - a batch in which nothing is cached runs in PREFILL mode, which history kept for its tests;
 - the server also takes ``input_ids``, chat completions, a logit bias, ``/health`` and ``/flush_cache``;
+- the normalised prompt logprob is the mean of the exact log softmax, not of log(softmax + 1e-6), and 0 where
+  nothing follows the start position;
 - ``sampling_params.seed`` makes one request's sampling repeatable;
 - regexes compile with outlines-core instead of the January code;
 - the Triton decode kernel splits long sequences and merges the parts, where history's first stage wrote all
@@ -45,6 +47,8 @@ CAPABILITIES: Final[frozenset[str]] = frozenset(
         "regex",
         "model.llama",
         "model.mistral",
+        "logprob.normalized_prompt",
+        "parallel.tensor",
         "openai.completions",
         "openai.chat",
         "openai.stream",

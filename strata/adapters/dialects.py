@@ -52,6 +52,7 @@ class Dialect:
         return (*self.roles, *(f"rank {rank}" for rank in range(self.first_rank, tp_size)))
 
     def make_engine(self, model_path: Path, **server_args: Any) -> Engine:
+        """One engine in this process; with ``tp_size``, ``tp_rank`` and ``nccl_port`` one rank of it."""
         module, _, name = self.engine.partition(":")
         return getattr(importlib.import_module(module, __package__), name)(model_path, **server_args)
 

@@ -94,6 +94,20 @@ class Engine(Protocol):
         """The stage's ModelRunner, for observers that wrap its ``forward``."""
         ...
 
+    @property
+    def step_timer(self) -> Any:
+        """The stage's StepTimer, for benches: ``enabled``, ``seconds`` by phase, ``reset()``."""
+        ...
+
+    @property
+    def counters(self) -> Mapping[str, int | float]:
+        """The stage's EngineStats: ``decode_steps``, ``prefill_tokens``, ``retractions`` and the rest."""
+        ...
+
+    def set_decode_run(self, forwards: int | None) -> None:
+        """From now on a `step` may hold so many decode forwards; None: as many as in this stage's server."""
+        ...
+
     def add(
         self,
         ids: Sequence[int],
@@ -101,8 +115,12 @@ class Engine(Protocol):
         *,
         stream: bool = False,
         rid: str | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> str:
-        """Queue a prompt for the next step; ``params`` are the fields of ``sampling_params``."""
+        """Queue a prompt for the next step; ``params`` are the fields of ``sampling_params``.
+
+        ``fields`` are further fields of the request itself, in the stage's own names.
+        """
         ...
 
     def step(self) -> list[Event]: ...

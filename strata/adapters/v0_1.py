@@ -27,10 +27,10 @@ from .engine import Event, NodeView, RequestView, Snapshot
 class GenesisEngine:
     """``server_args`` are fields of the stage's ServerArgs; the device is the CPU unless they say else."""
 
-    def __init__(self, model_path: Path, **server_args: Any) -> None:
+    def __init__(self, model_path: Path, *, tp_rank: int = 0, nccl_port: int = 0, **server_args: Any) -> None:
         defaults: dict[str, Any] = {"device": "cpu", "dtype": "float32", "disable_log_stats": True}
         args = ServerArgs(model_path=str(model_path), **(defaults | server_args))
-        self.server = ModelRpcServer(args)
+        self.server = ModelRpcServer(args, tp_rank, nccl_port)
         self.server.num_continue_decode_steps = 1
         self._inbox: list[EngineInput] = []
         self._rids = itertools.count()
@@ -48,8 +48,8 @@ class GenesisEngine:
     def counters(self) -> Mapping[str, int | float]:
         return self.server.stats.as_dict()
 
-    def serve_as_shipped(self) -> None:
-        self.server.num_continue_decode_steps = NUM_CONTINUE_DECODE_STEPS
+    def set_decode_run(self, forwards: int | None) -> None:
+        self.server.num_continue_decode_steps = forwards or NUM_CONTINUE_DECODE_STEPS
 
     def add(
         self,
@@ -58,10 +58,11 @@ class GenesisEngine:
         *,
         stream: bool = False,
         rid: str | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> str:
         rid = f"r{next(self._rids)}" if rid is None else rid
         sampling = msgspec.convert(dict(params or {}), SamplingParams)
-        self._inbox.append(TokenizedGenerateReqInput(rid, list(ids), sampling, stream))
+        self._inbox.append(TokenizedGenerateReqInput(rid, list(ids), sampling, stream, **(fields or {})))
         return rid
 
     def abort(self, rid: str) -> None:

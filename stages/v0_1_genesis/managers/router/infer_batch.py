@@ -100,6 +100,10 @@ class Req:
         return len(self.input_ids) + len(self.output_ids)
 
     @property
+    def num_completion_tokens(self) -> int:
+        return min(len(self.output_ids), self.max_new_tokens)
+
+    @property
     def num_computed(self) -> int:
         """Tokens of a running request that have K and V in the pool: all but the newest."""
         return self.seq_len - 1
@@ -116,9 +120,14 @@ class Req:
     def max_prefix_len(self) -> int:
         """How much of the prompt may come from the cache: the last token's logits are always computed
         (INV-ONE), and so are those that a prompt logprob is the mean of."""
-        if self.return_normalized_logprob and self.normalized_prompt_logprob is None:
+        if self.wants_prompt_logprob:
             return min(self.normalized_logprob_start_len, self.seq_len - 1)
         return self.seq_len - 1
+
+    @property
+    def wants_prompt_logprob(self) -> bool:
+        """Whether the next prefill has to score the prompt; after a retraction it is known already."""
+        return self.return_normalized_logprob and self.normalized_prompt_logprob is None
 
     def append_token(self, token_id: int) -> None:
         """Take the next token and decide whether the request ends with it."""
@@ -127,7 +136,9 @@ class Req:
             self.regex_fsm_state = self.regex_fsm.next_state(self.regex_fsm_state, token_id)
         # A regex allows the end only where the text may end; then it is no end to be ignored.
         ignores_eos = self.sampling_params.ignore_eos and self.regex_fsm is None
-        if token_id in self.eos_token_ids and not ignores_eos:
+        if self.max_new_tokens == 0:  # it came for its prompt's logprob alone, and is not told the token
+            self.finish(FinishReason.LENGTH, 0)
+        elif token_id in self.eos_token_ids and not ignores_eos:
             self.finish(FinishReason.EOS_TOKEN, token_id)
         elif self.max_new_tokens_left <= 0:
             self.finish(FinishReason.LENGTH, self.max_new_tokens)
@@ -139,7 +150,7 @@ class Req:
 
     def take_unsent_tokens(self) -> list[int]:
         """Output since the last call, without the end-of-sequence token that ended it."""
-        end = len(self.output_ids) - (self.finish_reason is FinishReason.EOS_TOKEN)
+        end = self.num_completion_tokens - (self.finish_reason is FinishReason.EOS_TOKEN)
         tail = self.output_ids[self.num_sent_tokens : end]
         self.num_sent_tokens = len(self.output_ids)
         return tail
@@ -216,11 +227,12 @@ class Batch:
 
     @property
     def return_normalized_logprob(self) -> bool:
-        return any(req.return_normalized_logprob for req in self.reqs)
+        return any(req.wants_prompt_logprob for req in self.reqs)
 
     @property
-    def normalized_logprob_start_lens(self) -> list[int]:
-        return [req.normalized_logprob_start_len for req in self.reqs]
+    def normalized_logprob_start_lens(self) -> list[int | None]:
+        """After which prompt position each request's mean begins; None for one that wants none now."""
+        return [req.normalized_logprob_start_len if req.wants_prompt_logprob else None for req in self.reqs]
 
     # -- before a forward pass -------------------------------------------------------------------------
 

@@ -31,9 +31,9 @@ from ..io_struct import (
     AbortReq,
     ControlOut,
     DetokenizerInput,
+    EngineInput,
     FlushCacheReq,
     GetInternalStateReq,
-    EngineInput,
     StepInput,
     StepOutput,
     TokenizedGenerateReqInput,
@@ -165,7 +165,9 @@ class ModelRpcServer:
         if not 0 < num_input <= self.max_req_input_len:
             return f"the prompt has {num_input} tokens; this server takes 1 to {self.max_req_input_len}."
         if min(recv_req.input_ids) < 0 or max(recv_req.input_ids) >= vocab_size:
-            return f"the prompt holds a token id outside of the vocabulary; ids go from 0 to {vocab_size - 1}."
+            return (
+                f"the prompt holds a token id outside of the vocabulary; ids go from 0 to {vocab_size - 1}."
+            )
         if not 0 <= recv_req.normalized_logprob_start_len < num_input:
             return f"normalized_logprob_start_len must be in [0, {num_input - 1}]."
         try:
@@ -235,6 +237,7 @@ class ModelRpcServer:
             "vocab_size": self.model_config.vocab_size,
             "device": str(self.model_runner.device),
             "dtype": str(self.model_runner.dtype).removeprefix("torch."),
+            "attention": self.model_runner.attention,
         }
 
     # -- admission ---------------------------------------------------------------------------------------
@@ -306,7 +309,8 @@ class ModelRpcServer:
             output = self.model_runner.forward(batch, forward_mode)
         if output.normalized_prompt_logprobs is not None:
             for req, logprob in zip(batch.reqs, output.normalized_prompt_logprobs.tolist(), strict=True):
-                req.normalized_prompt_logprob = logprob
+                if req.wants_prompt_logprob:
+                    req.normalized_prompt_logprob = logprob
         for req, prefix_len in zip(batch.reqs, batch.prefix_lens_cpu, strict=True):
             if not req.output_ids:  # not a retracted request's second fill
                 req.cached_tokens = prefix_len

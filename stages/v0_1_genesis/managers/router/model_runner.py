@@ -10,14 +10,13 @@ import logging
 import os
 import time
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, Self
 
 import torch
 from torch import Tensor
 
 from ... import models
-from ...layers.logits_processor import LogitsProcessorOutput
+from ...layers.logits_processor import LogitsProcessorOutput, LogprobPlan, plan_prompt_logprobs
 from ...layers.parallel_state import initialize_model_parallel, tensor_model_parallel_min
 from ...layers.torch_attention import ExtendPlan, plan_extend
 from ...layers.weight_utils import initialize_dummy_weights, safetensors_weights_iterator
@@ -50,7 +49,7 @@ class InputMetadata:
     ``seq_lens`` and ``prefix_lens`` ``[bs]`` count a request's tokens with the new ones, and those cached;
     ``start_loc`` and ``extend_start_loc`` ``[bs]`` are running sums, from 0, of ``seq_lens`` and of the new
     tokens. ``extend_*`` and ``last_token_index`` ``[bs]`` are set in PREFILL and EXTEND, plans where the
-    attention needs them. ``logprob_spans``: each request's rows to score, where a batch wants that.
+    attention needs them, ``logprob_plan`` where a prompt is to be scored.
     """
 
     forward_mode: ForwardMode
@@ -76,7 +75,7 @@ class InputMetadata:
     extend_plan: ExtendPlan = field(init=False)
     decode_plan: paged_decode.DecodePlan = field(init=False)
     last_token_index: Tensor | None = None
-    logprob_spans: list[slice] | None = None
+    logprob_plan: LogprobPlan | None = None
 
     @classmethod
     def create(cls, model_runner: ModelRunner, batch: Batch, forward_mode: ForwardMode) -> Self:
@@ -118,17 +117,12 @@ class InputMetadata:
         self.extend_start_loc = _exclusive_sum(extend_seq_lens)
         self.last_token_index = self.extend_start_loc + extend_seq_lens - 1
         if batch.return_normalized_logprob:
-            ends = accumulate(self.extend_seq_lens_cpu)
-            skipped = [
-                max(start - prefix_len, 0)
-                for start, prefix_len in zip(
-                    batch.normalized_logprob_start_lens, batch.prefix_lens_cpu, strict=True
-                )
-            ]
-            self.logprob_spans = [
-                slice(min(end - num_new + skip, end), end)
-                for end, num_new, skip in zip(ends, self.extend_seq_lens_cpu, skipped, strict=True)
-            ]
+            self.logprob_plan = plan_prompt_logprobs(
+                batch.normalized_logprob_start_lens,
+                batch.prefix_lens_cpu,
+                self.extend_seq_lens_cpu,
+                self.seq_lens.device,
+            )
 
     def _init_torch_plan(self, batch: Batch, dtype: torch.dtype) -> None:
         if self.forward_mode is ForwardMode.DECODE:

@@ -64,7 +64,7 @@ class OutputStreamer:
 def _meta_info(req: Req) -> dict[str, Any]:
     info: dict[str, Any] = {
         "prompt_tokens": len(req.input_ids),
-        "completion_tokens": len(req.output_ids),
+        "completion_tokens": req.num_completion_tokens,
         "cached_tokens": req.cached_tokens,
     }
     if req.return_normalized_logprob:
