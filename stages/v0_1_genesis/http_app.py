@@ -51,5 +51,5 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
-    logger.error("a bug in %s %s", request.method, request.url.path, exc_info=error)
+    logger.error("a bug in %s %r", request.method, request.url.path, exc_info=error)
     return ApiError(500, "Internal server error; the server's log has the details.").to_response()

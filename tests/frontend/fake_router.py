@@ -19,9 +19,9 @@ from stages.v0_1_genesis.managers.io_struct import (
     AbortReq,
     BatchTokenIDOut,
     ControlOut,
+    EngineInput,
     FlushCacheReq,
     GetInternalStateReq,
-    EngineInput,
     TokenizedGenerateReqInput,
 )
 from stages.v0_1_genesis.server_args import PortArgs, ServerArgs

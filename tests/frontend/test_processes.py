@@ -21,6 +21,8 @@ from stages.v0_1_genesis.server import Runtime
 from . import tiny_tokenizers
 from .conftest import ROOT, FakeServer
 
+pytestmark = pytest.mark.slow  # each test starts servers of its own
+
 LONG = {"text": "the", "sampling_params": {"max_new_tokens": 200}}
 LOG_LINE = re.compile(r"\[\d\d:\d\d:\d\d\] (main|router|detokenizer): .+")
 

@@ -13,6 +13,8 @@ import pytest
 from stages.v0_1_genesis.server import Runtime
 from tests.models.tiny import tiny_llama
 
+pytestmark = pytest.mark.slow  # each test starts servers of its own
+
 KEY = "sk-runtime"
 GREEDY = {"temperature": 0, "max_new_tokens": 8}
 

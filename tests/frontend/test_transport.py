@@ -17,8 +17,8 @@ from stages.v0_1_genesis.managers.io_struct import (
     BatchTokenIDOut,
     ControlOut,
     DetokenizerInput,
-    FlushCacheReq,
     EngineInput,
+    FlushCacheReq,
     TokenizedGenerateReqInput,
 )
 from stages.v0_1_genesis.sampling_params import SamplingParams

@@ -6,7 +6,6 @@ pass through unchanged, so that they stay in order with the texts.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -48,10 +47,10 @@ class DetokenizerManager:
         self._tokenizer = tokenizer
         self.decode_status: dict[str, DecodeStatus] = {}
 
-    async def handle_loop(self, receiver: Receiver[DetokenizerInput], sender: Sender) -> None:
-        """Serve until the process ends."""
+    def handle_loop(self, receiver: Receiver[DetokenizerInput], sender: Sender) -> None:
+        """Serve until the process is killed; one thing at a time needs no event loop."""
         while True:
-            answer = self.handle(await receiver.recv())
+            answer = self.handle(receiver.wait())
             if answer is not None:
                 sender.send(answer)
 
@@ -103,12 +102,8 @@ class DetokenizerManager:
 def start_detokenizer_process(server_args: ServerArgs, port_args: PortArgs, ready: Connection) -> None:
     """Entry of the process: connect, say so on ``ready``, serve until killed."""
     manager = DetokenizerManager(get_tokenizer(server_args.tokenizer_path, server_args.model_path))
-
-    async def serve() -> None:
-        receiver: Receiver[DetokenizerInput] = Receiver(port_args.detokenizer_endpoint, DetokenizerInput)
-        sender = Sender(port_args.tokenizer_endpoint)
-        ready.send_bytes(msgspec.json.encode({"ok": True}))
-        ready.close()
-        await manager.handle_loop(receiver, sender)
-
-    asyncio.run(serve())
+    receiver: Receiver[DetokenizerInput] = Receiver(port_args.detokenizer_endpoint, DetokenizerInput)
+    sender = Sender(port_args.tokenizer_endpoint)
+    ready.send_bytes(msgspec.json.encode({"ok": True}))
+    ready.close()
+    manager.handle_loop(receiver, sender)
