@@ -96,23 +96,42 @@ def doctor() -> None:
 @app.command()
 def bench(
     workloads: Annotated[
-        list[str] | None, typer.Argument(metavar="[steady|static|shared-prefix]…", show_default="all")
+        list[str] | None,
+        typer.Argument(metavar="[stream|steady|static|shared-prefix|prefill|mix]…", show_default="all"),
     ] = None,
     stages: Annotated[str | None, typer.Option(help="comma-separated; every stage by default")] = None,
     model_path: Annotated[Path | None, typer.Option(help="model folder instead of the embedded one")] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="instead of a model: dummy weights of llama-8b, llama-0.6b or tiny")
+    ] = None,
+    attention: Annotated[
+        str | None, typer.Option(help="with --shape: comma-separated; on CUDA triton,flashinfer by default")
+    ] = None,
     device: Annotated[Literal["cpu", "cuda"], typer.Option()] = "cpu",
-    dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option()] = "float32",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="float32 on the CPU by default, else bfloat16"),
+    ] = None,
     load_format: Annotated[Literal["auto", "dummy"], typer.Option(help="dummy needs a config only")] = "auto",
+    max_running_requests: Annotated[int | None, typer.Option(min=1, help="the stages' flag")] = None,
     seed: Annotated[int, typer.Option(help="of the prompts and lengths")] = 0,
     quick: Annotated[bool, typer.Option(help="one short round: to see that it works")] = False,
     json: Annotated[Path | None, typer.Option(help="write the whole result to this file")] = None,
 ) -> None:
-    """Measure speed against transformers' generate, in one run."""
-    from .bench.command import run_bench
+    """Measure speed: against transformers' generate in one run, or with --shape the engines alone.
+
+    With a model: steady, static, shared-prefix. With --shape: stream, steady, prefill, mix.
+    """
+    from .bench.command import run_bench, run_shape_bench
     from .bench.setup import BenchSetup
 
-    setup = BenchSetup(Path(), (), device, dtype, load_format, seed, quick)
-    run_bench(workloads or [], stages, model_path, json, setup)
+    dtype = dtype or ("float32" if device == "cpu" else "bfloat16")
+    setup = BenchSetup(Path(), (), device, dtype, load_format, seed, quick, max_running_requests)
+    names = workloads or []
+    if shape is None:
+        run_bench(names, stages, model_path, json, setup)
+    elif not run_shape_bench(names, stages, shape, attention, json, setup):
+        raise typer.Exit(1)
 
 
 @model_app.command("fetch")

@@ -13,8 +13,8 @@ from torch import Tensor
 from stages.v0_1_genesis.managers.io_struct import (
     AbortReq,
     BatchTokenIDOut,
-    FlushCacheReq,
     EngineInput,
+    FlushCacheReq,
     TokenizedGenerateReqInput,
 )
 from stages.v0_1_genesis.managers.router.model_rpc import NUM_CONTINUE_DECODE_STEPS, ModelRpcServer

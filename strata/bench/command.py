@@ -11,6 +11,9 @@ from ..stages import existing_stages, find_stage
 from .setup import BenchSetup
 
 ALL = ("steady", "static", "shared-prefix")
+ALL_OF_A_SHAPE = ("stream", "steady", "prefill", "mix")
+CUDA_POOL = ("max_total_tokens", 300_000)
+"""The pool of a shape on a GPU: mix fits at its fullest (276,793 tokens), and is not half a minute of zeros."""
 
 
 def run_bench(
@@ -21,18 +24,47 @@ def run_bench(
     setup: BenchSetup,
 ) -> None:
     """Run the workloads ``names`` (all by default) on ``stages`` (a comma-separated list; all by default)."""
-    for name in names:
-        if name not in ALL:
-            raise UserError(f"there is no workload {name!r}", f"Choose from: {', '.join(ALL)}")
-    chosen = [find_stage(key) for key in stages.split(",")] if stages else existing_stages()
-    setup = dataclasses.replace(
-        setup, stages=tuple(stage.key for stage in chosen), model_path=model_path or _embedded()
-    )
+    _check_names(names, ALL)
+    setup = dataclasses.replace(setup, stages=_stage_keys(stages), model_path=model_path or _embedded())
     if not (setup.model_path / "config.json").is_file():
         raise UserError(f"--model-path {setup.model_path} has no config.json", "Name a Hugging Face folder")
     if setup.device == "cuda":
         _check_cuda()
     _run(list(names) or list(ALL), setup, json_path)
+
+
+def run_shape_bench(
+    names: Sequence[str],
+    stages: str | None,
+    shape: str,
+    attention: str | None,
+    json_path: Path | None,
+    setup: BenchSetup,
+) -> bool:
+    """The same on dummy weights of ``shape``, for each path in ``attention``; True if nothing failed."""
+    _check_names(names, ALL_OF_A_SHAPE)
+    setup = dataclasses.replace(setup, stages=_stage_keys(stages), load_format="dummy")
+    if setup.device == "cuda":
+        _check_cuda()
+        setup = dataclasses.replace(setup, server_args=(CUDA_POOL,))
+    from .path_command import run_path_bench
+    from .shapes import SHAPES
+
+    if shape not in SHAPES:
+        raise UserError(f"there is no shape {shape!r}", f"Choose from: {', '.join(SHAPES)}")
+    paths = attention.split(",") if attention else []
+    return run_path_bench(list(names) or ALL_OF_A_SHAPE, paths, shape, setup, json_path)
+
+
+def _check_names(names: Sequence[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise UserError(f"there is no workload {name!r} here", f"Choose from: {', '.join(known)}")
+
+
+def _stage_keys(stages: str | None) -> tuple[str, ...]:
+    chosen = [find_stage(key) for key in stages.split(",")] if stages else existing_stages()
+    return tuple(stage.key for stage in chosen)
 
 
 def _run(names: Sequence[str], setup: BenchSetup, json_path: Path | None) -> None:

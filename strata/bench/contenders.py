@@ -42,7 +42,12 @@ class StageContender:
 
     def __init__(self, stage: str, setup: BenchSetup) -> None:
         self.name = stage
-        arguments = {"device": setup.device, "dtype": setup.dtype, "load_format": setup.load_format}
+        arguments = {
+            "device": setup.device,
+            "dtype": setup.dtype,
+            "load_format": setup.load_format,
+            "max_running_requests": setup.max_running_requests,
+        }
         self.engine: Engine = DIALECTS[stage].make_engine(
             setup.model_path, **arguments, **dict(setup.server_args)
         )

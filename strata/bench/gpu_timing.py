@@ -7,13 +7,9 @@ launches take before the device has done anything.
 from __future__ import annotations
 
 import gc
-import platform
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -81,31 +77,3 @@ def matmul_rate(n: int = 8192) -> float:
     a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
     return 2 * n**3 / device_seconds([lambda: torch.mm(a, b, out=out)])
-
-
-def provenance(seed: int) -> dict[str, Any]:
-    """What a reader needs to repeat a run: command, commit, seed, versions, device, clocks (MHz: SM, memory)."""
-    return {
-        "command": " ".join(sys.argv),
-        "commit": _output("git", "rev-parse", "HEAD"),
-        "seed": seed,
-        "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("torch", "triton", "flashinfer")},
-        "cuda": torch.version.cuda,
-        "device": torch.cuda.get_device_name(),
-        "clocks": _output("nvidia-smi", "--query-gpu=clocks.sm,clocks.mem", "--format=csv,noheader"),
-    }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return str(__import__(name).__version__)
-    except ImportError:
-        return None
-
-
-def _output(*command: str) -> str | None:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

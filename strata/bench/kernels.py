@@ -29,7 +29,8 @@ from stages.v0_1_genesis.layers.store_kv import store_kv
 from stages.v0_1_genesis.layers.token_attention import DecodeBlocks
 
 from .attention_cases import Case, DecodeCase, PrefillCase, arange, randn
-from .gpu_timing import Call, copy_bandwidth, device_seconds, host_seconds, matmul_rate, provenance
+from .gpu_timing import Call, copy_bandwidth, device_seconds, host_seconds, matmul_rate
+from .report import provenance
 
 SEED = 0
 # (requests, tokens in the pool) and (requests, cached tokens, new tokens), each per request
@@ -204,7 +205,7 @@ def main() -> None:
     bench.elementwise()
     launches = launch_costs()
     if options.json:
-        report = provenance(SEED) | {
+        report = provenance(SEED, "cuda") | {
             "copy_bytes_per_s": bench.bandwidth,
             "matmul_flops_per_s": bench.matmul,
             "rows": [asdict(row) for row in bench.rows],

@@ -37,10 +37,10 @@ def measure_limits(setup: BenchSetup) -> Limits | None:
     import torch
 
     size = torch.empty(0, dtype=getattr(torch, setup.dtype)).element_size()
-    return Limits(_copy_gb_s(setup.device), elements * size / 1e9)
+    return Limits(copy_gb_s(setup.device), elements * size / 1e9)
 
 
-def _copy_gb_s(device: str) -> float:
+def copy_gb_s(device: str) -> float:
     import torch
 
     count = COPY_BYTES[device]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -29,15 +30,23 @@ PACKAGES = ("torch", "transformers", "triton", "flashinfer-python")
 def describe(setup: BenchSetup, rows: Sequence[Row], limits: Limits | None) -> dict[str, Any]:
     """Everything about one run, as plain JSON values."""
     return {
-        "command": ["strata", *sys.argv[1:]],
-        "commit": _commit(),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "seed": setup.seed,
+        **provenance(setup.seed, setup.device),
         "setup": {**asdict(setup), "model_path": setup.model_path.name},
-        "versions": {"python": platform.python_version(), **_versions()},
-        "device": _device(setup.device),
         "limits": limits.as_dict() if limits else None,
         "rows": [{**asdict(row), "medians": {name: row.median(name) for name in row.values}} for row in rows],
+    }
+
+
+def provenance(seed: int, device: str) -> dict[str, Any]:
+    """What a reader needs to repeat a run: command, commit, date, seed, versions, device and its clocks."""
+    program, *arguments = sys.orig_argv
+    return {
+        "command": [Path(program).name, *arguments],
+        "commit": _commit(),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "seed": seed,
+        "versions": {"python": platform.python_version(), **_versions()},
+        "device": _device(device),
     }
 
 
@@ -84,12 +93,15 @@ def _share(row: Row) -> str:
 
 
 def _commit() -> str:
-    """The checkout's commit, with ``+changes`` where tracked files differ from it; ``unknown`` outside git."""
+    """The checkout's commit, with ``+changes`` where tracked files differ from it.
+
+    Outside of git, as on a machine that has a copy of the files alone: what STRATA_COMMIT says.
+    """
     try:
         commit = _git("rev-parse", "HEAD")
         return f"{commit}+changes" if _git("status", "--porcelain", "--untracked-files=no") else commit
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("STRATA_COMMIT", "unknown")
 
 
 def _git(*arguments: str) -> str:
@@ -112,12 +124,28 @@ def _device(device: str) -> dict[str, Any]:
 
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
-        return {"name": properties.name, "memory_gib": properties.total_memory / 2**30}
+        return {
+            "name": properties.name,
+            "memory_gib": properties.total_memory / 2**30,
+            "cuda": torch.version.cuda,
+            "driver": _nvidia_smi("driver_version"),
+            "clocks": _nvidia_smi("clocks.sm,clocks.mem"),
+            "cpu": _cpu_name(),
+        }
     return {
         "name": _cpu_name(),
         "threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
     }
+
+
+def _nvidia_smi(fields: str) -> str | None:
+    """What nvidia-smi says of the first device; None where it has nothing to say."""
+    command = ["nvidia-smi", "--id=0", f"--query-gpu={fields}", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def _cpu_name() -> str:

@@ -22,7 +22,7 @@ def random_ids(rng: random.Random, length: int, vocab_size: int) -> tuple[int, .
 
 
 def equal_requests(
-    seed: int, count: int, length: int, new_tokens: int, vocab_size: int
+    seed: int | str, count: int, length: int, new_tokens: int, vocab_size: int
 ) -> list[BenchRequest]:
     """``count`` requests of one shape; their prompts differ."""
     rng = random.Random(f"equal/{seed}/{count}")
@@ -37,3 +37,17 @@ def mixed_requests(
     wanted = [new_tokens[0], new_tokens[-1], *(rng.choice(new_tokens) for _ in range(count - 2))]
     rng.shuffle(wanted)
     return [BenchRequest(random_ids(rng, rng.choice(lengths), vocab_size), number) for number in wanted]
+
+
+def mix_requests(seed: int, count: int, shortest: int, longest: int, vocab_size: int) -> list[BenchRequest]:
+    """``count`` requests with both lengths drawn evenly from ``shortest`` to ``longest``, ends included.
+
+    Drawn in nano-vllm's order, so that results compare with its: each prompt's length and then its ids, and
+    after all prompts the answers' lengths. 256 requests of 100 to 1,024 are 142,827 tokens in, 133,966 out.
+    """
+    rng = random.Random(seed)
+    prompts = [
+        tuple(rng.randint(0, 10_000) % vocab_size for _ in range(rng.randint(shortest, longest)))
+        for _ in range(count)
+    ]
+    return [BenchRequest(prompt, rng.randint(shortest, longest)) for prompt in prompts]

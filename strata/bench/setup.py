@@ -20,6 +20,7 @@ class BenchSetup:
     load_format: str = "auto"
     seed: int = 0
     quick: bool = False
+    max_running_requests: int | None = None
     server_args: tuple[tuple[str, object], ...] = ()
 
     @property
