@@ -18,6 +18,7 @@ import pytest
 from stages.v0_1_genesis.constrained import compiler as compiler_module
 from stages.v0_1_genesis.constrained.compiler import CompilerBusyError, RegexCompiler
 from stages.v0_1_genesis.constrained.dialect import RegexError
+from stages.v0_1_genesis.constrained.regex_index import RegexIndex
 from stages.v0_1_genesis.support.http_server import loop_factory
 
 from .vocabularies import byte_level, of
@@ -141,17 +142,33 @@ def test_a_killed_worker_is_replaced() -> None:
     run(test)
 
 
-def test_a_flood_of_bad_patterns_has_answers_in_time() -> None:
+def test_a_flood_of_bad_patterns_has_answers_and_keeps_no_good_one_out() -> None:
     async def test(compiler: RegexCompiler) -> None:
         await compiler.compile("warm")
         started = time.monotonic()
         flood = [compiler.compile(f"(a|b)*a(a|b){{{30 + i}}}") for i in range(12)]
-        results = await asyncio.gather(*flood, return_exceptions=True)
-        assert time.monotonic() - started < LIMIT_S
-        kinds = [type(result) for result in results]
-        assert set(kinds) == {RegexError, CompilerBusyError}
-        assert await compiler.compile("good")
-        assert len(workers()) <= compiler_module.MAX_WORKERS
+        *results, good = await asyncio.gather(*flood, compiler.compile("good"), return_exceptions=True)
+        assert time.monotonic() - started < 2 * LIMIT_S
+        assert {type(result) for result in results} == {RegexError}
+        assert isinstance(good, RegexIndex)
+        await asyncio.sleep(0.3)
+        assert len(workers()) <= compiler_module.MAX_IDLE_WORKERS
+
+    run(test)
+
+
+def test_who_never_gets_a_worker_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_module, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(compiler_module, "MAX_WORKERS", 1)
+
+    async def test(compiler: RegexCompiler) -> None:
+        bad = asyncio.create_task(compiler.compile(EXPLOSIVE))
+        await asyncio.sleep(0.1)
+        with pytest.raises(CompilerBusyError):
+            await compiler.compile("good")
+        with pytest.raises(RegexError):
+            await bad
+        assert await compiler.compile("good"), "being busy is no failure to remember"
 
     run(test)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 
 import pytest
 
+from stages.v0_1_genesis.constrained.alphabet import spell
+from stages.v0_1_genesis.constrained.char_sets import ANY_CHAR, python_class
 from stages.v0_1_genesis.constrained.dialect import (
     MAX_DEPTH,
     MAX_LENGTH,
@@ -15,6 +18,7 @@ from stages.v0_1_genesis.constrained.dialect import (
     count_positions,
     parse,
 )
+from stages.v0_1_genesis.constrained.spelling import Spelling
 
 REFUSED = {
     "(?=a)b": "a lookahead",
@@ -83,9 +87,6 @@ def test_a_broken_pattern_says_what_is_wrong(pattern: str) -> None:
         "(" * (MAX_DEPTH + 1) + "a" + ")" * (MAX_DEPTH + 1),
         "(" * 2000 + ")" * 2000,
         "a{99999999999999999999}",
-        r"[^\w\W]",
-        "\ud800",
-        "[\ud800-\udfff]a",
     ],
     ids=lambda pattern: ascii(pattern[:20]),
 )
@@ -110,3 +111,26 @@ def test_each_branch_may_be_anchored() -> None:
 
 def test_positions_count_repeats_written_out() -> None:
     assert count_positions(parse(r"\d{3}-(ab){2,4}x*y?(z+)")) == 3 + 1 + 8 + 1 + 1 + 1
+
+
+@pytest.mark.parametrize("pattern", [r"[^\w\W]", "\ud800", "[\ud800-\udfff]a", r"a|[^\s\S]+"], ids=ascii)
+def test_a_class_without_characters_is_refused(pattern: str) -> None:
+    with pytest.raises(RegexError, match="class without characters"):
+        spell(parse(pattern), Spelling(ANY_CHAR, ANY_CHAR))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "".join(chr(0x4E00 + 2 * i) for i in range(4000)),
+        "".join(rf"[^{chr(0x4E00 + i)}\w]" for i in range(500)),
+        "".join(rf"[^{chr(0x4E00 + i)}\w]" for i in range(40)) + r"[a\W]" * 600,
+    ],
+    ids=["literals", "classes", "repeated"],
+)
+def test_many_classes_cost_the_main_process_little(pattern: str) -> None:
+    python_class(r"\w")
+    started = time.monotonic()
+    with contextlib.suppress(RegexError):
+        spell(parse(pattern), Spelling(ANY_CHAR, ANY_CHAR))
+    assert time.monotonic() - started < 0.5

@@ -7,11 +7,13 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stages.v0_1_genesis.constrained.dialect import RegexError
 from stages.v0_1_genesis.constrained.fsm import DEAD, MAX_MASK_BYTES, RegexFSM
+from stages.v0_1_genesis.constrained.logit_mask import mask_logits
 
 from .vocabularies import ALL_BYTES, END, Vocabulary, accepts, byte_level, of
 
@@ -201,22 +203,32 @@ def test_a_character_that_is_a_token_needs_no_byte_tokens() -> None:
 # -- masks -------------------------------------------------------------------------------------------------
 
 
-def test_masks_are_one_bool_a_token_and_bounded() -> None:
+def test_masks_are_a_bit_a_token_and_bounded() -> None:
     vocabulary = byte_level()
     fsm = vocabulary.fsm(".{300}")
     state = fsm.start
     for _ in range(300):
-        mask = fsm.allowed_mask(state)
-        assert mask.dtype == np.bool_ and mask.shape == (len(vocabulary.tokens),)
+        bits = fsm.allowed_bits(state)
+        assert bits.dtype == np.uint8 and bits.shape == (-(-len(vocabulary.tokens) // 8),)
         state = fsm.next_state(state, *vocabulary.ids(b"a"))
     assert fsm.allowed_token_ids(state).tolist() == [END]
-    assert fsm._masks.nbytes <= MAX_MASK_BYTES and len(fsm._masks) > 200
+    assert fsm._bits.nbytes <= MAX_MASK_BYTES and len(fsm._bits) == 301
+    with pytest.raises(ValueError, match="read-only"):
+        fsm.allowed_bits(state)[:] = 0
 
 
-def test_a_mask_may_be_changed_by_its_receiver() -> None:
-    fsm = byte_level().fsm("a*")
-    fsm.allowed_mask(fsm.start)[:] = False
-    assert fsm.allowed_mask(fsm.start).any()
+@pytest.mark.parametrize("rows", [[0, 1, 2], [1], [0, 2]])
+def test_masking_writes_no_other_row(rows: list[int]) -> None:
+    vocabulary = byte_level()
+    fsms = [vocabulary.fsm(pattern) for pattern in (r"\d", "[a-f]+", ".*")]
+    logits = torch.randn(3, len(vocabulary.tokens), generator=torch.Generator().manual_seed(0))
+    masked = logits.clone()
+    mask_logits(masked, rows, [(fsms[row], fsms[row].start) for row in rows])
+    for row, fsm in enumerate(fsms):
+        allowed = fsm.allowed_token_ids(fsm.start) if row in rows else np.arange(len(vocabulary.tokens))
+        expected = torch.full_like(logits[row], -torch.inf)
+        expected[allowed] = logits[row, allowed]
+        assert torch.equal(masked[row], expected)
 
 
 def test_equal_patterns_share_an_automaton() -> None:

@@ -18,16 +18,19 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .char_sets import CharSet, Points
-from .dialect import Chars, Choice, Node, RegexError, Repeat, Sequence
+from .char_sets import ANY_CHAR, CharSet, Points
+from .dialect import Chars, Choice, Node, RegexError, Repeat, Sequence, char_set
 from .regex_index import RegexIndex
 from .spelling import Spelling
 
-MAX_SETS = 1024
+MAX_SETS = 512
 """Different characters and classes that one pattern may name."""
 
+MAX_TOGGLES = 65_536
+"""Of all of those together; ``\\w`` has about 1,500."""
+
 MAX_SPELLED = 1_000_000
-"""Characters of the pattern that the compile worker is given."""
+"""Characters of all classes in the pattern that the compile worker is given."""
 
 
 @dataclass(frozen=True)
@@ -57,24 +60,19 @@ def spell(tree: Node, spelling: Spelling) -> tuple[Alphabet, str]:
     Characters that the vocabulary cannot spell belong to no letter, so that the automaton never waits for one.
     The letter ``size + 1``, which no text contains, stands for a set of which nothing is left.
     """
-    sets = list({chars.toggles.tobytes(): chars for chars in _char_sets(tree)}.items())
-    if len(sets) > MAX_SETS:
-        raise RegexError(
-            f"regex names {len(sets)} different characters and classes; at most {MAX_SETS} are served."
-        )
-    toggles = [chars.toggles for _, chars in sets]
+    sets = _char_sets(tree)
+    toggles = [chars.toggles for chars in sets.values()]
     starts = np.unique(np.concatenate([np.zeros(1, np.int32), *spelling.borders, *toggles])).astype(np.int32)
     member = _membership(toggles, starts) & spelling.chars.contains(starts)
     groups, group_of = np.unique(np.packbits(member, axis=0), axis=1, return_inverse=True)
-    in_some_set = groups.any(axis=0) if len(sets) else np.zeros(groups.shape[1], np.bool_)
+    in_some_set = groups.any(axis=0)
     size = int(in_some_set.sum())
     letter_of_group = np.where(in_some_set, np.cumsum(in_some_set) - 1, size)
     alphabet = Alphabet(starts, letter_of_group[group_of.ravel()].astype(np.uint16), size)
-    spelled = {key: _spell_set(alphabet, row) for (key, _), row in zip(sets, member, strict=True)}
-    pattern = _spell_node(tree, spelled)
-    if len(pattern) > MAX_SPELLED:
-        raise RegexError("regex is too large: its classes are too many and too entangled.")
-    return alphabet, pattern
+    spelled = {chars: _spell_set(alphabet, row) for chars, row in zip(sets, member, strict=True)}
+    if sum(len(spelled[chars]) for chars in _find_chars(tree)) > MAX_SPELLED:
+        raise _too_entangled()
+    return alphabet, _spell_node(tree, spelled)
 
 
 def _membership(toggles: list[Points], starts: Points) -> NDArray[np.bool_]:
@@ -85,15 +83,35 @@ def _membership(toggles: list[Points], starts: Points) -> NDArray[np.bool_]:
     return np.logical_xor.accumulate(flips, axis=1)
 
 
-def _char_sets(node: Node) -> Iterator[CharSet]:
+def _char_sets(tree: Node) -> dict[Chars, CharSet]:
+    """What each different literal and class of ``tree`` stands for; raises before that becomes much work."""
+    sets: dict[Chars, CharSet] = dict.fromkeys(_find_chars(tree), ANY_CHAR)
+    if len(sets) > MAX_SETS:
+        raise RegexError(
+            f"regex names {len(sets)} different characters and classes; at most {MAX_SETS} are served."
+        )
+    toggles = 0
+    for chars in sets:
+        sets[chars] = char_set(chars)
+        toggles += len(sets[chars].toggles)
+        if toggles > MAX_TOGGLES:
+            raise _too_entangled()
+    return sets
+
+
+def _find_chars(node: Node) -> Iterator[Chars]:
     match node:
-        case Chars(chars=chars):
-            yield chars
+        case Chars():
+            yield node
         case Repeat(body=body):
-            yield from _char_sets(body)
+            yield from _find_chars(body)
         case Sequence(parts=nodes) | Choice(branches=nodes):
             for child in nodes:
-                yield from _char_sets(child)
+                yield from _find_chars(child)
+
+
+def _too_entangled() -> RegexError:
+    return RegexError("regex is too large: its classes are too many and too entangled.")
 
 
 def _spell_set(alphabet: Alphabet, member: NDArray[np.bool_]) -> str:
@@ -106,10 +124,10 @@ def _spell_set(alphabet: Alphabet, member: NDArray[np.bool_]) -> str:
     return "[" + "".join(rf"\x{{{first:x}}}-\x{{{last:x}}}" for first, last in runs) + "]"
 
 
-def _spell_node(node: Node, spelled: dict[bytes, str]) -> str:
+def _spell_node(node: Node, spelled: dict[Chars, str]) -> str:
     match node:
-        case Chars(chars=chars):
-            return spelled[chars.toggles.tobytes()]
+        case Chars():
+            return spelled[node]
         case Sequence(parts=parts):
             return "".join(_spell_node(part, spelled) for part in parts)
         case Choice(branches=branches):

@@ -23,7 +23,7 @@ Points = NDArray[np.int32]
 @dataclass(frozen=True, eq=False)
 class CharSet:
     """A set of code points, kept as the sorted points where membership flips: in from the first, out from the
-    second, and so on. ``toggles`` is int32 ``[2 * ranges]``. As a key, a set is equal to itself only."""
+    second, and so on. ``toggles`` is int32 ``[2 * ranges]``."""
 
     toggles: Points
 

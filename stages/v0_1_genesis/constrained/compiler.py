@@ -24,15 +24,18 @@ from .regex_index import RegexIndex
 from .spelling import Spelling, TokenSource, read_tokens
 
 WORKER = Path(__file__).with_name("index_worker.py")
-MAX_WORKERS = 4
+MAX_WORKERS = 8
+MAX_IDLE_WORKERS = 2
 COMPILE_SECONDS = 1.0
 """How long a worker may take for one pattern; its own alarm enforces it."""
 TOTAL_SECONDS = 1.25
-"""How long a pattern may take altogether, with the wait for a worker."""
+"""A pattern that had to wait for a worker has that much less time in it, so that its answer is not late, …"""
+LEAST_SECONDS = 0.3
+"""… but always as much as this: a hundred times what usual patterns need."""
+WAIT_SECONDS = 3.0
+"""How long a pattern waits for a worker."""
 GRACE_SECONDS = 0.1
 """How much later than its alarm a worker is killed from here."""
-FAIR_SECONDS = 0.5
-"""A pattern that cannot get as much of a worker's time is not tried: its failure would say nothing about it."""
 FAILURE_SECONDS = 60.0
 """How long a failure is remembered, so that a client that repeats it costs nothing."""
 MAX_CACHED = 256
@@ -118,11 +121,11 @@ class RegexCompiler:
         """The pattern's automaton from a worker; one that does not answer in time is not seen again."""
         deadline = time.monotonic() + TOTAL_SECONDS
         worker = await self._take_worker()
-        seconds = min(COMPILE_SECONDS, deadline - time.monotonic())
+        seconds = min(COMPILE_SECONDS, max(LEAST_SECONDS, deadline - time.monotonic()))
         try:
             async with asyncio.timeout(seconds + GRACE_SECONDS):
                 answer = await worker.ask(json.dumps([pattern, letters, seconds]).encode())
-            self._idle.append(worker)
+            self._keep(worker)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             self._end(worker)
             raise RegexError(
@@ -137,6 +140,12 @@ class RegexCompiler:
             raise RegexError(answer[1:].decode())
         return answer[1:]
 
+    def _keep(self, worker: _Worker) -> None:
+        if len(self._idle) < MAX_IDLE_WORKERS:
+            self._idle.append(worker)
+        else:
+            self._end(worker)
+
     def _end(self, worker: _Worker) -> None:
         """Kill ``worker``, but do not wait: giving back its memory takes a while."""
         task = asyncio.create_task(worker.end())
@@ -146,7 +155,7 @@ class RegexCompiler:
     async def _take_worker(self) -> _Worker:
         """An idle worker or a new one; the caller releases ``_free_workers`` when done with it."""
         try:
-            async with asyncio.timeout(TOTAL_SECONDS - FAIR_SECONDS):
+            async with asyncio.timeout(WAIT_SECONDS):
                 await self._free_workers.acquire()
                 try:
                     while self._idle:
@@ -197,7 +206,8 @@ class _Worker:
         return await self._answers.readexactly(*LENGTH.unpack(header))
 
     async def end(self) -> int:
-        """Kill the process and wait for its exit code."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        """Kill the process, unless its own alarm did, and wait for its exit code."""
+        if not self._answers.at_eof():
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
         return await self._process.wait()

@@ -14,15 +14,16 @@ Runs in the main process, within milliseconds. Trees live until their pattern is
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
-from .char_sets import NOT_NEWLINE, CharSet, python_class, union
+from .char_sets import ANY_CHAR, NOT_NEWLINE, CharSet, python_class, union
 
 MAX_LENGTH = 4096
 """Characters of a pattern."""
@@ -40,9 +41,10 @@ class RegexError(ValueError):
 
 @dataclass(frozen=True)
 class Chars:
-    """One character out of a set that is not empty."""
+    """One character: a literal or a class as Python's parser names it. `char_set` says which characters."""
 
-    chars: CharSet
+    code: Any
+    argument: Hashable
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ _CATEGORIES = {
     op.CATEGORY_WORD: r"\w",
     op.CATEGORY_NOT_WORD: r"\W",
 }
+
+_CHARACTER_CODES = {op.ANY, op.LITERAL, op.NOT_LITERAL, op.IN}
 
 _START_ANCHORS = {op.AT_BEGINNING: "^", op.AT_BEGINNING_STRING: r"\A"}
 _END_ANCHORS = {op.AT_END: "$", op.AT_END_STRING: r"\Z"}
@@ -169,7 +173,9 @@ def _node(item: Any, at_start: bool, at_end: bool, depth: int) -> Node:
         raise _unsupported("a lookahead" if argument[0] > 0 else "a lookbehind")
     if code in _REFUSED:
         raise _unsupported(_REFUSED[code])
-    return Chars(_not_empty(_char_set(code, argument)))
+    if code in _CHARACTER_CODES:
+        return Chars(code, tuple(argument) if code is op.IN else argument)
+    raise _unsupported(str(code).lower())  # a construct that a later Python adds
 
 
 def _anchor_name(anchor: Any) -> str:
@@ -178,7 +184,16 @@ def _anchor_name(anchor: Any) -> str:
     return f"{(_START_ANCHORS | _END_ANCHORS)[anchor]} (an anchor) inside the pattern"
 
 
-def _char_set(code: Any, argument: Any) -> CharSet:
+@functools.lru_cache(maxsize=1024)
+def char_set(node: Chars) -> CharSet:
+    """The characters of a literal or a class, less the surrogates, which no output can hold; at least one."""
+    chars = _python_set(node.code, node.argument) & ANY_CHAR
+    if not chars:
+        raise RegexError("regex has a class without characters, which nothing can match.")
+    return chars
+
+
+def _python_set(code: Any, argument: Any) -> CharSet:
     if code is op.ANY:
         return NOT_NEWLINE
     if code is op.LITERAL:
@@ -189,22 +204,14 @@ def _char_set(code: Any, argument: Any) -> CharSet:
         return CharSet.of((argument[0], argument[1] + 1))
     if code is op.CATEGORY:
         return python_class(_CATEGORIES[argument])
-    if code is op.IN:
-        negated = argument[0][0] is op.NEGATE
-        chars = union(_char_set(*item) for item in argument[negated:])
-        return ~chars if negated else ~~chars
-    raise _unsupported(str(code).lower())  # a construct that a later Python adds
+    assert code is op.IN
+    negated = argument[0][0] is op.NEGATE
+    chars = union(_python_set(*item) for item in argument[negated:])
+    return ~chars if negated else chars
 
 
 def _single(code_point: int) -> CharSet:
     return CharSet.of((code_point, code_point + 1))
-
-
-def _not_empty(chars: CharSet) -> CharSet:
-    chars = ~~chars  # less the surrogates, which no output can hold
-    if not chars:
-        raise RegexError("regex has a class without characters, which nothing can match.")
-    return chars
 
 
 def _unsupported(what: str) -> RegexError:

@@ -19,6 +19,7 @@ from .spelling import Spelling
 from .token_trie import TokenTrie
 
 Mask = NDArray[np.bool_]
+Bits = NDArray[np.uint8]
 
 MAX_MASKS = 4096
 MAX_MASK_BYTES = 4 * 2**20
@@ -58,7 +59,7 @@ class RegexFSM:
         self._opener_reaches = [
             np.array([self._reach(head) for head in group.heads]) for group in trie.openers
         ]
-        self._masks: BoundedCache[RegexState, NDArray[np.uint8]] = BoundedCache(MAX_MASKS, MAX_MASK_BYTES)
+        self._bits: BoundedCache[RegexState, Bits] = BoundedCache(MAX_MASKS, MAX_MASK_BYTES)
 
     @property
     def nbytes(self) -> int:
@@ -84,15 +85,16 @@ class RegexFSM:
 
     def allowed_token_ids(self, state: RegexState) -> NDArray[np.int64]:
         """Ids of the tokens that may come next, in order; among them the end tokens exactly in final states."""
-        return np.flatnonzero(self.allowed_mask(state))
+        return np.flatnonzero(np.unpackbits(self.allowed_bits(state), count=self._trie.vocab_size))
 
-    def allowed_mask(self, state: RegexState) -> Mask:
-        """Bool ``[vocab_size]``, True for the tokens that may come next."""
-        packed = self._masks.get(state)
-        if packed is None:
-            packed = np.packbits(self._compute_mask(state))
-            self._masks.put(state, packed, packed.nbytes)
-        return np.unpackbits(packed, count=self._trie.vocab_size).view(np.bool_)
+    def allowed_bits(self, state: RegexState) -> Bits:
+        """The same as a bit per token, highest bit first: uint8 ``[ceil(vocab_size / 8)]``, not to be changed."""
+        bits = self._bits.get(state)
+        if bits is None:
+            bits = np.packbits(self._compute_mask(state))
+            bits.flags.writeable = False
+            self._bits.put(state, bits, bits.nbytes)
+        return bits
 
     def _compute_mask(self, state: RegexState) -> Mask:
         mask = np.zeros(self._trie.vocab_size, np.bool_)

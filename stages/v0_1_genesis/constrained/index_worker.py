@@ -26,7 +26,7 @@ from outlines_core import Index, Vocabulary
 
 MAX_STATES = 0xFFFF
 MAX_CELLS = 2**21
-MAX_MEMORY = 512 * 2**20
+MAX_MEMORY = 384 * 2**20
 NICENESS = 15
 LENGTH = struct.Struct("<I")
 
