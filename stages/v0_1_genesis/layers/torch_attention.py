@@ -18,12 +18,13 @@ class ExtendPlan:
     """What all layers of an EXTEND step share, per request.
 
     ``extend_lens``: new tokens. ``slots[i]`` ``[seq_len]``: where K and V of the whole sequence lie.
-    ``masks[i]`` bool ``[extend_len, seq_len]``: which of them each new token sees.
+    ``masks[i]`` bool ``[extend_len, seq_len]``: which of them each new token sees; None where nothing is
+    cached, so that plain causal attention serves.
     """
 
     extend_lens: list[int]
     slots: list[Tensor]
-    masks: list[Tensor]
+    masks: list[Tensor | None]
 
 
 def plan_extend(
@@ -35,11 +36,14 @@ def plan_extend(
     return ExtendPlan(
         extend_lens=[seq_len - prefix_len for seq_len, prefix_len in lens],
         slots=[row[:seq_len] for row, seq_len in zip(rows, seq_lens, strict=True)],
-        masks=[
-            torch.ones(seq_len - prefix_len, seq_len, dtype=torch.bool, device=rows.device).tril_(prefix_len)
-            for seq_len, prefix_len in lens
-        ],
+        masks=[_extend_mask(seq_len, prefix_len, rows.device) for seq_len, prefix_len in lens],
     )
+
+
+def _extend_mask(seq_len: int, prefix_len: int, device: torch.device) -> Tensor | None:
+    if prefix_len == 0:
+        return None
+    return torch.ones(seq_len - prefix_len, seq_len, dtype=torch.bool, device=device).tril_(prefix_len)
 
 
 def prefill_attention(q: Tensor, k: Tensor, v: Tensor, seq_lens: list[int]) -> Tensor:
