@@ -85,6 +85,8 @@ CLASS_ESCAPES = (r"\w", r"\W", r"\d", r"\D", r"\s", r"\S")
 @functools.cache
 def python_class(escape: str) -> CharSet:
     """The characters that ``escape`` (one of ``CLASS_ESCAPES``) matches in a Python string pattern."""
+    if escape.isupper():
+        return ~python_class(escape.lower())
     matches = re.finditer(f"{escape}+", _all_code_points())
     return CharSet.of(*(match.span() for match in matches)) & ANY_CHAR
 

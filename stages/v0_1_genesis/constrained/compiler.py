@@ -32,7 +32,7 @@ TOTAL_SECONDS = 1.25
 """A pattern that had to wait for a worker has that much less time in it, so that its answer is not late, …"""
 LEAST_SECONDS = 0.3
 """… but always as much as this: a hundred times what usual patterns need."""
-WAIT_SECONDS = 3.0
+WAIT_SECONDS = 5.0
 """How long a pattern waits for a worker."""
 GRACE_SECONDS = 0.1
 """How much later than its alarm a worker is killed from here."""
@@ -64,10 +64,10 @@ class RegexCompiler:
         self._free_workers = asyncio.Semaphore(MAX_WORKERS)
 
     async def compile(self, pattern: str) -> RegexIndex:
-        """The index of ``pattern``, within 1.5 s.
+        """The index of ``pattern``.
 
-        Raises ``ValueError`` with one line for a pattern that is bad, refused or too expensive, and
-        `CompilerBusyError` if others kept the workers busy.
+        Raises ``ValueError`` with one line for a pattern that is bad, refused or too expensive, within 1.5 s
+        unless eight of that kind came before it; and `CompilerBusyError` if there were many more.
         """
         if not self._tokenizer.eos_token_ids:
             raise RegexError("regex needs an end-of-text token, and this model's files name none.")
@@ -105,11 +105,12 @@ class RegexCompiler:
             self._failures.put(pattern, (time.monotonic(), message), len(pattern) + len(message))
 
     async def _build(self, pattern: str) -> RegexIndex:
+        deadline = time.monotonic() + TOTAL_SECONDS
         tree = parse(pattern)
         if self._spelling is None:
             self._spelling = asyncio.create_task(asyncio.to_thread(self._read_vocabulary))
         alphabet, spelled = spell(tree, await asyncio.shield(self._spelling))
-        return alphabet.pack(await self._run(spelled, alphabet.size))
+        return alphabet.pack(await self._run(spelled, alphabet.size, deadline))
 
     def _read_vocabulary(self) -> Spelling:
         """A tenth of a second, once, before the first regex; in a thread, so that streams go on."""
@@ -117,9 +118,8 @@ class RegexCompiler:
             python_class(escape)
         return Spelling.of(read_tokens(self._tokenizer, self._vocab_size))
 
-    async def _run(self, pattern: str, letters: int) -> bytes:
+    async def _run(self, pattern: str, letters: int, deadline: float) -> bytes:
         """The pattern's automaton from a worker; one that does not answer in time is not seen again."""
-        deadline = time.monotonic() + TOTAL_SECONDS
         worker = await self._take_worker()
         seconds = min(COMPILE_SECONDS, max(LEAST_SECONDS, deadline - time.monotonic()))
         try:
