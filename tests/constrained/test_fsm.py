@@ -19,7 +19,7 @@ from .vocabularies import ALL_BYTES, END, Vocabulary, accepts, byte_level, of
 
 # -- patterns of a grammar ---------------------------------------------------------------------------------
 
-EXAMPLES = 150
+EXAMPLES = 100
 """In each run; a thousand and more were tried when the automaton was written."""
 
 CHARACTERS = "ab1 _-\né中🤗٣ſ"
