@@ -79,6 +79,10 @@ class Receiver(Generic[MessageT]):
             if message is not None:
                 return message
 
+    def poll(self, timeout_s: float) -> bool:
+        """Whether a message has arrived, after waiting at most ``timeout_s`` for one."""
+        return bool(self._plain.poll(int(timeout_s * 1000)))
+
     def drain(self) -> list[MessageT]:
         """Every message that has already arrived, without waiting."""
         messages: list[MessageT] = []
