@@ -5,6 +5,8 @@ Everything is imported late: child processes import this module again when they 
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 
@@ -25,7 +27,9 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:  # Ctrl-C before there was anything to end
-        sys.exit(0)
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # until `launch_server` takes over there is nothing to clear up
+        signal.signal(number, lambda *_: os._exit(0))
+    sys.exit(main(sys.argv[1:]))

@@ -17,7 +17,7 @@ import time
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import httpx
 import msgspec
@@ -49,23 +49,29 @@ def launch_server(server_args: ServerArgs, router: str = ROUTER) -> int:
     ``router`` names the router's entry point, so that tests can put a stand-in there.
     """
     configure_logging("main", server_args.log_level)
-    signal.signal(signal.SIGTERM, _raise_keyboard_interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):  # until the event loop has handlers of its own
+        signal.signal(number, _on_signal)
     try:
-        tokenizer = _check(server_args)
-        listener = bind_listener(server_args.host, server_args.port)
+        return _check_and_run(server_args, router)
     except ValueError as error:
         logger.error("%s", error)
         return EXIT_USAGE
+    except (StartError, OSError) as error:
+        logger.error("%s", error)
+        return EXIT_FAILED
+    except _AskedToEnd:
+        return EXIT_OK
+
+
+def _check_and_run(server_args: ServerArgs, router: str) -> int:
+    """Check what can be checked, then serve; whatever was started or made is gone on return."""
+    tokenizer = _check(server_args)
+    listener = bind_listener(server_args.host, server_args.port)
     server_args = replace(server_args, port=listener.getsockname()[1])
     port_args = _new_ports()
     group = ProcessGroup()
     try:
         return _run(server_args, port_args, tokenizer, listener, group, router)
-    except KeyboardInterrupt:
-        return EXIT_OK
-    except (StartError, OSError) as error:
-        logger.error("%s", error)
-        return EXIT_FAILED
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):  # a second Ctrl-C must not stop the clearing up
             signal.signal(number, signal.SIG_IGN)
@@ -123,9 +129,12 @@ def _run(
     return run_until_ended(server_args, port_args, tokenizer, engine, listener, group)
 
 
-def _raise_keyboard_interrupt(number: int, frame: object) -> None:
-    """SIGTERM before the event loop runs: end as Ctrl-C does."""
-    raise KeyboardInterrupt
+class _AskedToEnd(BaseException):
+    """A signal came. Not KeyboardInterrupt: Python may end by SIGINT although somebody caught that."""
+
+
+def _on_signal(number: int, frame: object) -> NoReturn:
+    raise _AskedToEnd
 
 
 class Runtime:

@@ -27,6 +27,10 @@ logger = logging.getLogger(__name__)
 GRACE_AFTER_DEATH_S = 1.0
 """After a child's death clients hear of it for so long before main ends too (INV-LIVE: 5 s in all)."""
 
+SIGNAL_TO_ALL_S = 0.05
+"""Who ends a service often signals all its processes at once: main waits so long for its own signal before it
+takes a child's end for an accident."""
+
 
 def run_until_ended(
     server_args: ServerArgs,
@@ -58,12 +62,16 @@ async def _serve(
 
     def on_death(sentinel: int, child: Child) -> None:
         loop.remove_reader(sentinel)
-        if not http_server.should_exit:
-            child.process.join()
-            logger.error("%s; ending the server", child.fate)
-            deaths.append(child)
-            manager.fail_all(f"The server is ending: {child.fate}.")
-            loop.call_later(GRACE_AFTER_DEATH_S, http_server.end)
+        loop.call_later(SIGNAL_TO_ALL_S, end_after_death, child)
+
+    def end_after_death(child: Child) -> None:
+        if http_server.should_exit:
+            return
+        child.process.join()
+        logger.error("%s; ending the server", child.fate)
+        deaths.append(child)
+        manager.fail_all(f"The server is ending: {child.fate}.")
+        loop.call_later(GRACE_AFTER_DEATH_S, http_server.end)
 
     def on_signal() -> None:
         logger.info("ending")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -89,6 +90,31 @@ def test_a_signal_ends_everything_quickly_and_cleanly(
         assert "Traceback" not in server.log, server.log
         if busy:
             assert "ending" in answer.result().text
+
+
+@pytest.mark.parametrize("delay_s", [0.3, 0.8, 1.3, 2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_processes_at_any_moment_of_the_start_ends_cleanly(
+    model_folder: Path, number: signal.Signals, delay_s: float
+) -> None:
+    flags = ["--load-format", "dummy", "--max-total-tokens", "500"]
+    with FakeServer(model_folder, *flags, module="stages.v0_1_genesis.launch_server") as server:
+        time.sleep(delay_s)
+        processes = server.tree()
+        if number == signal.SIGINT:
+            os.killpg(server.process.pid, number)
+        else:
+            server.process.send_signal(number)
+        assert server.wait_exit(5) == 0, server.log
+        assert gone(processes)
+        assert "Traceback" not in server.log, server.log
+
+
+def test_sigterm_to_all_processes_is_no_accident(model_folder: Path) -> None:
+    with FakeServer(model_folder) as server:
+        server.wait_ready()
+        os.killpg(server.process.pid, signal.SIGTERM)
+        assert server.wait_exit(5) == 0, server.log
 
 
 def test_a_signal_while_loading_ends_everything_cleanly(model_folder: Path) -> None:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -70,7 +71,8 @@ class ProcessGroup:
         process = self._context.Process(
             target=_run_child, args=(name, target, args, theirs, endpoint, log_level), name=name
         )
-        process.start()
+        with _interrupts_blocked():
+            process.start()
         theirs.close()
         self.children.append(Child(name, process, ours))
 
@@ -110,6 +112,20 @@ class ProcessGroup:
                 child.process.join()
 
 
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Processes started inside never see Ctrl-C, which a terminal sends to all: main alone answers it.
+
+    The signal mask is inherited, so that holds from a child's first instruction on; here the signal waits.
+    """
+    resource_tracker.ensure_running()  # starting it later would lift the mask again
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
 def _handshake(child: Child) -> dict[str, Any]:
     """Read one child's answer; it may also have died without one."""
     try:
@@ -126,10 +142,8 @@ def _run_child(
     name: str, target: str, args: tuple[Any, ...], ready: Connection, endpoint: str, log_level: str
 ) -> None:
     """Body of every child process."""
-    # Ctrl-C goes to the whole terminal group; main alone answers it, and ends its children.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_logging(name, log_level)
-    die_with_parent(on_death=lambda: remove_socket_dir(endpoint))
+    die_with_parent(on_death=lambda: _clear_up(endpoint))
     module, function = target.split(":")
     try:
         getattr(importlib.import_module(module), function)(*args, ready)
@@ -147,6 +161,13 @@ def _report_failure(ready: Connection, error: Exception) -> None:
     reason = " ".join(str(error).split()) or type(error).__name__
     with contextlib.suppress(OSError):  # a closed pipe: the process had started, and main sees it die
         ready.send_bytes(msgspec.json.encode({"ok": False, "error": reason[:2000]}))
+
+
+def _clear_up(endpoint: str) -> None:
+    """Remove the sockets of a server whose main was killed; twice, as a sibling may just be binding its own."""
+    for _ in range(2):
+        remove_socket_dir(endpoint)
+        time.sleep(0.1)
 
 
 def die_with_parent(on_death: Callable[[], None] | None = None) -> None:
