@@ -53,9 +53,6 @@ def launch_server(server_args: ServerArgs, router: str = ROUTER) -> int:
         signal.signal(number, _on_signal)
     try:
         return _check_and_run(server_args, router)
-    except ValueError as error:
-        logger.error("%s", error)
-        return EXIT_USAGE
     except (StartError, OSError) as error:
         logger.error("%s", error)
         return EXIT_FAILED
@@ -65,8 +62,12 @@ def launch_server(server_args: ServerArgs, router: str = ROUTER) -> int:
 
 def _check_and_run(server_args: ServerArgs, router: str) -> int:
     """Check what can be checked, then serve; whatever was started or made is gone on return."""
-    tokenizer = _check(server_args)
-    listener = bind_listener(server_args.host, server_args.port)
+    try:
+        tokenizer = _check(server_args)
+        listener = bind_listener(server_args.host, server_args.port)
+    except ValueError as error:
+        logger.error("%s", error)
+        return EXIT_USAGE
     server_args = replace(server_args, port=listener.getsockname()[1])
     port_args = _new_ports()
     group = ProcessGroup()
