@@ -84,48 +84,50 @@ class TokenToKVPool:
     def alloc(self, need_size: int) -> Tensor | None:
         """Take the first ``need_size`` free slots, one reference each: ``[need_size]``, or None.
 
-        Searching is O(size) on the device, and the result's size must reach the host: a kernel and a
-        synchronisation for every allocation, which is what later stages work to avoid.
+        Searching is O(size) on the device, some kernels for every allocation, which is what later stages work
+        to avoid. The host does not wait for it: it knows how many there will be.
         """
         if need_size > self.available_size():
             return None
-        slots = self._free_slots()[:need_size]
+        slots = torch.nonzero_static(self.mem_state == 0, size=need_size).squeeze(1)
         self._take(slots)
         return slots.to(self.index_dtype)
 
     def alloc_contiguous(self, need_size: int) -> tuple[Tensor, int, int] | None:
-        """Like `alloc`, but of neighbouring slots ``[start, end)``; None if no free run is long enough."""
+        """Like `alloc`, but of neighbouring slots ``[start, end)``; None if no free run is long enough.
+
+        The host waits for what was found, several times: only worth it where a slice is faster than an index.
+        """
         if need_size > self.available_size():
             return None
-        free = self._free_slots()
+        free = torch.nonzero(self.mem_state == 0).squeeze(1)
         # Free slots are in ascending order: a run starts where the slot need_size - 1 further is as far away.
         spans = free[need_size - 1 :] - free[: free.numel() - need_size + 1]
-        runs = torch.nonzero(spans == need_size - 1)
-        if runs.numel() == 0:
+        first = int((spans == need_size - 1).to(torch.uint8).argmax())
+        if spans[first] != need_size - 1:
             return None
-        start = int(free[runs[0]])
+        start = int(free[first])
         slots = torch.arange(start, start + need_size, dtype=self.index_dtype, device=free.device)
         self._take(slots)
         return slots, start, start + need_size
 
     def add_refs(self, slots: Tensor) -> None:
         """Count one holder more for each of ``slots`` (all distinct)."""
-        self.used_size += int((self.mem_state[slots] == 0).sum())
-        self.mem_state[slots] += 1
+        counts = self.mem_state[slots] + 1
+        self.mem_state[slots] = counts
+        self.used_size += int((counts == 1).sum())
 
     def free(self, slots: Tensor) -> int:
         """Count one holder less for each of ``slots`` (all distinct); return how many that set free."""
-        self.mem_state[slots] -= 1
-        num_freed = int((self.mem_state[slots] == 0).sum())
+        counts = self.mem_state[slots] - 1
+        self.mem_state[slots] = counts
+        num_freed = int((counts == 0).sum())
         self.used_size -= num_freed
         return num_freed
 
     def clear(self) -> None:
         self.mem_state.zero_()
         self.used_size = 0
-
-    def _free_slots(self) -> Tensor:
-        return torch.nonzero(self.mem_state == 0).squeeze(1)
 
     def _take(self, slots: Tensor) -> None:
         self.mem_state[slots] = 1

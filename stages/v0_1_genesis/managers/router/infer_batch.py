@@ -273,13 +273,19 @@ class Batch:
             [req.req_pool_idx for req in self.reqs],
             self.seq_lens_cpu,
         )
-        # A contiguous range lets the layers store K and V as a slice instead of by index.
-        if (contiguous := self.token_to_kv_pool.alloc_contiguous(len(self.reqs))) is not None:
-            self.out_cache_loc, self.out_cache_cont_start, self.out_cache_cont_end = contiguous
-        else:
-            self.out_cache_loc = self._alloc_slots(len(self.reqs))
-            self.out_cache_cont_start = self.out_cache_cont_end = None
+        self._alloc_decode_slots()
         self.req_to_token_pool.req_to_token[self.req_pool_indices, self.positions] = self.out_cache_loc
+
+    def _alloc_decode_slots(self) -> None:
+        """On the CPU, a contiguous range if there is one: layers store K and V as a slice, not by index.
+
+        On a GPU their kernel stores to any slots alike, and the search would only make the host wait.
+        """
+        need_size, contiguous = len(self.reqs), None
+        if self.input_ids.device.type == "cpu":
+            contiguous = self.token_to_kv_pool.alloc_contiguous(need_size)
+        slots = (self._alloc_slots(need_size), None, None) if contiguous is None else contiguous
+        self.out_cache_loc, self.out_cache_cont_start, self.out_cache_cont_end = slots
 
     def _alloc_slots(self, need_size: int) -> Tensor:
         self._evict_to(need_size)
@@ -381,7 +387,9 @@ class Batch:
     def _add_logit_bias(self, logits: Tensor) -> None:
         rows, token_ids, values = [], [], []
         for row, req in enumerate(self.reqs):
-            for token_id, value in (req.sampling_params.logit_bias or {}).items():
+            if not (logit_bias := req.sampling_params.logit_bias):
+                continue
+            for token_id, value in logit_bias.items():
                 rows.append(row)
                 token_ids.append(token_id)
                 values.append(value)
