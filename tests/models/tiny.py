@@ -23,9 +23,7 @@ from .tokenizer import CHAT_TEMPLATE, END, END_TURN, VOCAB_SIZE, build_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-PROJECTION_STD = 0.3
 EMBEDDING_STD = 1.0
-"""Wide weights keep the best logits well apart, so that a greedy answer does not hang on rounding."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +42,8 @@ class TinyModel:
     """Embedding rows; more than the tokenizer's where a checkpoint is padded."""
     rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     extra: dict[str, Any] = field(default_factory=dict)
+    projection_std: float = 0.3
+    """Wide weights keep the best logits well apart, so that a greedy answer does not hang on rounding."""
     shard_size: str = "5GB"
     old_spelling: bool = False
     """Write config.json and the chat template as transformers 4 did."""
@@ -86,6 +86,16 @@ TINY_MODELS: dict[str, TinyModel] = {
         old_spelling=True,
         add_bos=True,
         seed=4,
+    ),
+    # A vocabulary that two ranks can't halve.
+    "llama-odd": TinyModel(vocab_size=401, seed=5),
+    # The head sizes that FlashInfer has kernels for; weights as narrow as a trained model's, since half
+    # precision is far off in wide ones whatever the attention (transformers in bfloat16 too).
+    "llama-hd64": TinyModel(
+        hidden_size=192, heads=6, kv_heads=2, head_dim=64, layers=2, projection_std=0.07, seed=6
+    ),
+    "llama-hd128": TinyModel(
+        hidden_size=128, heads=4, kv_heads=1, head_dim=128, layers=2, projection_std=0.07, seed=7
     ),
 }
 
@@ -158,7 +168,7 @@ def _random_model(tiny: TinyModel) -> PreTrainedModel:
             if "norm" in name:
                 weight.copy_(1.0 + 0.2 * torch.randn(weight.shape, generator=generator))
             else:
-                std = EMBEDDING_STD if "embed" in name or "lm_head" in name else PROJECTION_STD
+                std = EMBEDDING_STD if "embed" in name or "lm_head" in name else tiny.projection_std
                 weight.copy_(std * torch.randn(weight.shape, generator=generator))
     return model
 

@@ -24,9 +24,10 @@ all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_
 def initialize_model_parallel(tp_size: int, tp_rank: int, port: int, device: torch.device) -> None:
     """Join the group of ``tp_size`` ranks that meet at TCP ``port`` of this machine; waits for all.
 
-    All ranks are on one machine, so nothing listens on any other interface than the loopback.
+    All ranks are on one machine, so nothing listens on any other interface than the loopback. A process is a
+    member for good: a second model in it shares the group.
     """
-    if tp_size == 1:
+    if tp_size == 1 or dist.is_initialized():
         return
     if device.type == "cpu":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
@@ -35,6 +36,7 @@ def initialize_model_parallel(tp_size: int, tp_rank: int, port: int, device: tor
         store=_meeting_point(tp_size, tp_rank, port),
         world_size=tp_size,
         rank=tp_rank,
+        device_id=device if device.type == "cuda" else None,  # NCCL connects now, not in the first request
     )
 
 
