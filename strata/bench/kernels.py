@@ -23,7 +23,7 @@ import torch
 from stages.v0_1_genesis.layers.flash_attention import Blocks
 from stages.v0_1_genesis.layers.fused_activation import silu_and_mul
 from stages.v0_1_genesis.layers.fused_layernorm import fused_add_rmsnorm
-from stages.v0_1_genesis.layers.fused_rotary import rotary_embedding
+from stages.v0_1_genesis.layers.fused_rotary import rotate_and_store
 from stages.v0_1_genesis.layers.get_selected_logprob import get_selected_logprob
 from stages.v0_1_genesis.layers.store_kv import store_kv
 from stages.v0_1_genesis.layers.token_attention import DecodeBlocks
@@ -129,8 +129,7 @@ def elementwise_calls(tokens: int) -> list[tuple[str, Call, float]]:
     """(name, call, bytes moved) of each fused kernel; logprobs take at most 1,024 rows."""
     x, residual, weight = randn(tokens, 4096), randn(tokens, 4096), randn(4096)
     gate_up, qkv = randn(tokens, 28672), randn(tokens, 6144)
-    q, k = qkv[:, :4096], qkv[:, 4096:5120]
-    k_heads, v_heads = k.unflatten(1, (8, 128)), qkv[:, 5120:].unflatten(1, (8, 128))
+    q, k, v = qkv.view(tokens, 48, 128).split((32, 8, 8), dim=1)
     table, positions = randn(tokens, 128), arange(tokens)
     pool = randn(2, 2 * tokens, 8, 128)
     slots = torch.randperm(2 * tokens, device="cuda")[:tokens].to(torch.int32)
@@ -141,8 +140,12 @@ def elementwise_calls(tokens: int) -> list[tuple[str, Call, float]]:
     return [
         ("add_rmsnorm", lambda: fused_add_rmsnorm(x, residual, weight, 1e-5), row * 4 * 4096),
         ("silu_and_mul", lambda: silu_and_mul(gate_up), row * 3 * 14336),
-        ("rotary", lambda: rotary_embedding(q, k, table, positions, 128), row * (2 * 5120 + 128)),
-        ("store_kv", lambda: store_kv(k_heads, v_heads, pool[0], pool[1], slots), row * 4 * 1024),
+        (
+            "rotate_and_store",
+            lambda: rotate_and_store(q, k, v, table, positions, pool[0], pool[1], slots),
+            row * (2 * 5120 + 3 * 1024 + 128),
+        ),
+        ("store_kv", lambda: store_kv(k, v, pool[0], pool[1], slots), row * 4 * 1024),
         ("logprob", lambda: get_selected_logprob(logits, next_ids), 2.0 * rows * 128256),
     ]
 

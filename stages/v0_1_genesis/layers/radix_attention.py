@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..managers.router.infer_batch import ForwardMode
 from ..support.paged_decode import paged_decode
+from .rotary_embedding import FusedRotation, Rotation
 from .torch_attention import extend_attention, prefill_attention
 
 if TYPE_CHECKING:
@@ -41,12 +42,22 @@ class RadixAttention(nn.Module):
         self.num_kv_heads = num_kv_heads
         self.layer_id = layer_id
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, input_metadata: InputMetadata) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        input_metadata: InputMetadata,
+        rotation: Rotation | FusedRotation | None = None,
+    ) -> Tensor:
         """``q`` ``[tokens, heads, head_dim]``, ``k`` and ``v`` ``[tokens, kv_heads, head_dim]`` of the step's
-        new tokens; returns q's shape."""
+        new tokens, as ``rotation`` has split them; returns q's shape."""
         k_buffer = input_metadata.token_to_kv_pool.get_key_buffer(self.layer_id)
         v_buffer = input_metadata.token_to_kv_pool.get_value_buffer(self.layer_id)
-        self.store_kv_cache(k, v, k_buffer, v_buffer, input_metadata)
+        if isinstance(rotation, FusedRotation):
+            rotation.store(q, k, v, k_buffer, v_buffer, input_metadata.out_cache_loc)
+        else:
+            self.store_kv_cache(k, v, k_buffer, v_buffer, input_metadata)
         if input_metadata.attention == "flashinfer":
             assert input_metadata.flashinfer is not None
             return input_metadata.flashinfer.run(q, k_buffer, v_buffer)

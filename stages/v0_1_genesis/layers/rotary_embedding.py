@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 if torch.cuda.is_available():
-    from .fused_rotary import rotary_embedding
+    from .fused_rotary import rotate_and_store
 
 
 @dataclass
@@ -28,23 +28,31 @@ class Rotation:
     cos: Tensor
     sin: Tensor
 
-    def apply(self, qk: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
-        """``qk`` ``[tokens, num_heads + kv_heads, head_dim]`` -> its rotated queries and keys."""
+    def split(self, qkv: Tensor, num_heads: int, num_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+        """``qkv`` ``[tokens, num_heads + 2 * num_kv_heads, head_dim]`` -> its queries, keys and values, the first
+        two rotated."""
+        qk, v = qkv.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
         rotated = torch.addcmul(qk * self.cos, qk.roll(qk.shape[-1] // 2, dims=-1), self.sin)
-        return rotated[:, :num_heads], rotated[:, num_heads:]
+        return rotated[:, :num_heads], rotated[:, num_heads:], v
 
 
 @dataclass
 class FusedRotation:
-    """The same as one kernel, which works in place and looks ``positions`` ``[tokens]`` up by itself."""
+    """The same in one launch with the storing of K and V. It looks ``positions`` ``[tokens]`` up by itself."""
 
     cos_sin_cache: Tensor
     positions: Tensor
 
-    def apply(self, qk: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
-        q, k = qk[:, :num_heads], qk[:, num_heads:]
-        rotary_embedding(q.flatten(1), k.flatten(1), self.cos_sin_cache, self.positions, qk.shape[-1])
-        return q, k
+    def split(self, qkv: Tensor, num_heads: int, num_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+        """As `Rotation.split`, but nothing is rotated before `store`."""
+        q, k, v = qkv.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        return q, k, v
+
+    def store(
+        self, q: Tensor, k: Tensor, v: Tensor, k_buffer: Tensor, v_buffer: Tensor, out_cache_loc: Tensor
+    ) -> None:
+        """Rotate q and k in place, and write k and v to their slots."""
+        rotate_and_store(q, k, v, self.cos_sin_cache, self.positions, k_buffer, v_buffer, out_cache_loc)
 
 
 class RotaryEmbedding(nn.Module):

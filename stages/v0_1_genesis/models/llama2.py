@@ -65,10 +65,9 @@ class LlamaAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, rotation: Rotation | FusedRotation, input_metadata: InputMetadata
     ) -> Tensor:
-        qkv = self.qkv_proj(hidden_states).unflatten(-1, (-1, self.head_dim))
-        qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
-        q, k = rotation.apply(qk, self.num_heads)
-        return self.o_proj(self.attn(q, k, v, input_metadata).flatten(1))
+        qkv = self.qkv_proj(hidden_states).view(len(hidden_states), -1, self.head_dim)
+        q, k, v = rotation.split(qkv, self.num_heads, self.num_kv_heads)
+        return self.o_proj(self.attn(q, k, v, input_metadata, rotation).flatten(1))
 
 
 class LlamaDecoderLayer(nn.Module):

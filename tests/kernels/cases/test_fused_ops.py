@@ -7,7 +7,7 @@ import torch
 
 from stages.v0_1_genesis.layers.fused_activation import silu_and_mul
 from stages.v0_1_genesis.layers.fused_layernorm import fused_add_rmsnorm, rmsnorm
-from stages.v0_1_genesis.layers.fused_rotary import rotary_embedding
+from stages.v0_1_genesis.layers.fused_rotary import rotate_and_store
 from stages.v0_1_genesis.layers.get_selected_logprob import get_selected_logprob
 from stages.v0_1_genesis.layers.store_kv import store_kv
 
@@ -43,26 +43,28 @@ def test_silu_and_mul(width: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "dim", "rotary_dim"), [(3, 1, 64, 64), (2, 2, 80, 40)])
-def test_rotary_turns_slices_of_the_fused_projection(
-    heads: int, kv_heads: int, dim: int, rotary_dim: int, dtype: torch.dtype
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(3, 1, 64), (2, 2, 80), (6, 3, 48)])
+def test_rotation_turns_slices_of_the_fused_projection_and_stores_them(
+    heads: int, kv_heads: int, dim: int, dtype: torch.dtype
 ) -> None:
-    positions = index([0, 7, 3, 50])
-    qkv = randn(4, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    positions, slots = index([0, 7, 3, 50]), index([9, 0, 4, 6])
+    qkv = randn(4, heads + 2 * kv_heads, dim, dtype=dtype)
     before = qkv.double()
-    angles = torch.outer(torch.arange(64), 10000.0 ** -(torch.arange(0, rotary_dim, 2) / rotary_dim)).to(
-        DEVICE
-    )
+    angles = torch.outer(torch.arange(64), 10000.0 ** -(torch.arange(0, dim, 2) / dim)).to(DEVICE)
     table = torch.cat([angles.cos(), angles.sin()], dim=1).float()
-    q, k = qkv[:, : heads * dim], qkv[:, heads * dim : (heads + kv_heads) * dim]
-    rotary_embedding(q, k, table, positions, dim)
+    pools = [randn(10, kv_heads, dim, dtype=dtype) for _ in "kv"]
+    expected_pools = [pool.clone() for pool in pools]
+    q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
+    rotate_and_store(q, k, v, table, positions, pools[0], pools[1], slots)
 
     cos, sin = table[positions.long()].double()[:, None, :].chunk(2, dim=-1)
-    turned = before[:, : (heads + kv_heads) * dim].view(4, heads + kv_heads, dim)
-    half = rotary_dim // 2
-    x, y, rest = turned[..., :half], turned[..., half:rotary_dim], turned[..., rotary_dim:]
-    expected = torch.cat([x * cos - y * sin, y * cos + x * sin, rest], dim=-1).flatten(1)
-    assert_close(qkv, torch.cat([expected, before[:, (heads + kv_heads) * dim :]], dim=1), dtype)
+    x, y = before[:, : heads + kv_heads].chunk(2, dim=-1)
+    expected = torch.cat([x * cos - y * sin, y * cos + x * sin], dim=-1)
+    assert_close(qkv, torch.cat([expected, before[:, heads + kv_heads :]], dim=1), dtype)
+    # What is in the pool is what later steps attend to: the very numbers of k and v, and nothing beside them.
+    for pool, expected_pool, new in zip(pools, expected_pools, (k, v), strict=True):
+        expected_pool[slots.long()] = new
+        assert torch.equal(pool, expected_pool)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

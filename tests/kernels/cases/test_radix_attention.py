@@ -11,7 +11,7 @@ import torch
 
 # Without a GPU the layer leaves its kernels out; under the interpreter they run all the same.
 with mock.patch("torch.cuda.is_available", return_value=True):
-    from stages.v0_1_genesis.layers import radix_attention
+    from stages.v0_1_genesis.layers import radix_attention, rotary_embedding
 
 from stages.v0_1_genesis.managers.router.infer_batch import ForwardMode
 from stages.v0_1_genesis.managers.router.model_runner import InputMetadata
@@ -52,21 +52,41 @@ def batch_of(mode: ForwardMode, req_to_token: torch.Tensor) -> Any:
     )
 
 
+def planned(pools: tuple[ReqToTokenPool, TokenToKVPool], attention: str, mode: ForwardMode) -> InputMetadata:
+    req_to_token_pool, kv_pool = pools
+    runner: Any = SimpleNamespace(
+        attention=attention,
+        req_to_token_pool=req_to_token_pool,
+        token_to_kv_pool=kv_pool,
+        dtype=torch.float32,
+        flashinfer=None,
+    )
+    return InputMetadata.create(runner, batch_of(mode, req_to_token_pool.req_to_token), mode)
+
+
 @pytest.mark.parametrize("mode", list(ForwardMode))
 def test_triton_and_torch_paths_agree(mode: ForwardMode) -> None:
-    req_to_token_pool, kv_pool = pools()
-    batch = batch_of(mode, req_to_token_pool.req_to_token)
-    qkv = randn(batch.out_cache_loc.numel(), HEADS + 2 * KV_HEADS, HEAD_DIM, dtype=torch.float32)
+    both_pools = pools()
+    plans = [planned(both_pools, attention, mode) for attention in ("torch", "triton")]
+    qkv = randn(plans[0].out_cache_loc.numel(), HEADS + 2 * KV_HEADS, HEAD_DIM, dtype=torch.float32)
     q, k, v = qkv.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
     layer = radix_attention.RadixAttention(HEADS, HEAD_DIM, KV_HEADS, layer_id=0)
-    answers = []
-    for attention in ("torch", "triton"):
-        runner: Any = SimpleNamespace(
-            attention=attention,
-            req_to_token_pool=req_to_token_pool,
-            token_to_kv_pool=kv_pool,
-            dtype=torch.float32,
-            flashinfer=None,
-        )
-        answers.append(layer(q, k, v, InputMetadata.create(runner, batch, mode)))
+    answers = [layer(q, k, v, plan) for plan in plans]
+    assert_close(answers[1], answers[0].double(), torch.float32)
+
+
+def test_rotation_in_the_storing_launch_is_rotation_before_it() -> None:
+    both_pools = pools()
+    plan = planned(both_pools, "triton", ForwardMode.EXTEND)
+    tokens = plan.out_cache_loc.numel()
+    qkv = randn(tokens, HEADS + 2 * KV_HEADS, HEAD_DIM, dtype=torch.float32)
+    embedding = rotary_embedding.RotaryEmbedding(HEAD_DIM, 64, 10000.0, None).to(DEVICE)
+    positions = torch.arange(tokens, device=DEVICE)
+    cos, sin = embedding.cos_sin_cache[positions].unsqueeze(1).chunk(2, dim=-1)
+    before = rotary_embedding.Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+    within = rotary_embedding.FusedRotation(embedding.cos_sin_cache, positions)
+    layer = radix_attention.RadixAttention(HEADS, HEAD_DIM, KV_HEADS, layer_id=0)
+    answers = [
+        layer(*rotation.split(qkv.clone(), HEADS, KV_HEADS), plan, rotation) for rotation in (before, within)
+    ]
     assert_close(answers[1], answers[0].double(), torch.float32)
