@@ -96,4 +96,5 @@ class RowParallelLinear(LinearBase):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` ``[tokens, input_size / tp]`` -> ``[tokens, output_size]``, equal on every rank."""
-        return tensor_model_parallel_all_reduce(super().forward(x))
+        partial_sum = linear(x, self.weight, self.bias)
+        return tensor_model_parallel_all_reduce(partial_sum) if self.tp_size > 1 else partial_sum

@@ -14,10 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+MIN_FLOAT32_ELEMENTS = 1 << 20
+"""Smaller float32 weights stay plain: one row times a matrix that fits into the cache is faster without."""
+
 
 def pack(weight: Tensor) -> Tensor:
-    """``weight`` ``[out, in]`` in oneDNN's layout, for `linear`; itself where it can't be packed."""
+    """``weight`` ``[out, in]`` in oneDNN's layout, for `linear`; itself where that is impossible or no gain."""
     if weight.device.type != "cpu" or not can_pack(weight.dtype):
+        return weight
+    if weight.dtype == torch.float32 and weight.numel() < MIN_FLOAT32_ELEMENTS:
         return weight
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach())
 

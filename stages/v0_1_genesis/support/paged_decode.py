@@ -19,7 +19,7 @@ from torch import Tensor
 class DecodePlan:
     """Where each request's K and V lie, padded to the longest.
 
-    ``slots`` ``[bs, max_len]`` index the pool, ``mask`` ``[bs, 1, 1, max_len]`` is added to the scores: 0 or
+    ``slots`` ``[bs * max_len]`` index the pool, ``mask`` ``[bs, 1, 1, max_len]`` is added to the scores: 0 or
     -inf. Columns beyond a request's length repeat the slot of its last token: what the mask hides has been
     written by the request itself, so it is finite (-inf + NaN would be NaN: INV-NAN).
     """
@@ -39,7 +39,7 @@ def plan(
     last = (seq_lens - 1).unsqueeze(1)
     slots = req_to_token[req_pool_indices.unsqueeze(1), torch.minimum(columns, last)]
     mask = torch.zeros(slots.shape, dtype=dtype, device=slots.device).masked_fill_(columns > last, -torch.inf)
-    return DecodePlan(slots, mask[:, None, None, :])
+    return DecodePlan(slots.flatten(), mask[:, None, None, :])
 
 
 def _paged_decode(q: Tensor, k_buffer: Tensor, v_buffer: Tensor, slots: Tensor, mask: Tensor) -> Tensor:
@@ -51,8 +51,8 @@ def _paged_decode(q: Tensor, k_buffer: Tensor, v_buffer: Tensor, slots: Tensor, 
     bs, heads, head_dim = q.shape
     kv_heads = k_buffer.shape[1]
     # A row of the flat pool is one memcpy; indexing the 3-D tensor is several times slower.
-    k = F.embedding(slots, k_buffer.flatten(1)).view(bs, -1, kv_heads, head_dim).transpose(1, 2)
-    v = F.embedding(slots, v_buffer.flatten(1)).view(bs, -1, kv_heads, head_dim).transpose(1, 2)
+    k = k_buffer.flatten(1).index_select(0, slots).view(bs, -1, kv_heads, head_dim).transpose(1, 2)
+    v = v_buffer.flatten(1).index_select(0, slots).view(bs, -1, kv_heads, head_dim).transpose(1, 2)
     # The query heads that share a KV head are rows of one attention problem, so K and V are read once.
     q = q.reshape(bs, kv_heads, heads // kv_heads, head_dim)
     o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
