@@ -6,6 +6,7 @@ Used by the tests, `strata tour` and the benches. Lives as long as its server; i
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -75,7 +76,12 @@ class ServerDriver:
     def start(self) -> None:
         """Spawn the server in a process group of its own and return when it is healthy."""
         self._process = subprocess.Popen(
-            self.command, stdout=self._log, stderr=subprocess.STDOUT, env=self.env, start_new_session=True
+            self.command,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env=self.env,
+            start_new_session=True,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
         try:
             self._wait_until_ready()
@@ -147,6 +153,11 @@ class ServerDriver:
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
+
+
+def _die_with_parent() -> None:
+    """Runs in the child before its program: end politely when the process that drives it is gone, even killed."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _is_alive(pid: int) -> bool:

@@ -57,6 +57,7 @@ def test_one_that_runs(server: ServerDriver, streaming: bool) -> None:
         assert 0 < internal_state(server)["generated_tokens"] - before < 1900
 
 
+@pytest.mark.slow
 def test_while_queued(servers: ServerFactory, stage: str) -> None:
     """The pool is full of one request; another waits, and goes while it waits."""
     server = servers(stage, "llama", "--max-total-tokens", "300")
@@ -89,6 +90,7 @@ def test_a_list_goes_as_one(server: ServerDriver) -> None:
         assert internal_state(server)["generated_tokens"] - before < 10 * 1900
 
 
+@pytest.mark.slow
 def test_others_are_not_disturbed(server: ServerDriver) -> None:
     """Answers of those who stay, byte for byte, while others come and go."""
     ask: dict[str, Any] = {"text": "The quick brown", "sampling_params": {**LONG, "max_new_tokens": 120}}

@@ -195,6 +195,7 @@ def test_a_body_too_large(server: ServerDriver) -> None:
         is_error(server.client.post("/generate", json={"text": "x" * (40 << 20)}), 413)
 
 
+@pytest.mark.slow
 def test_prompts_beyond_the_limits(server: ServerDriver, servers: ServerFactory, stage: str) -> None:
     """Both limits are named, at once; the longest prompt that fits is served."""
     for driver, limit in ((server, 2047), (servers(stage, "llama", "--max-total-tokens", "300"), 298)):
@@ -257,6 +258,7 @@ LATER: list[tuple[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 def test_parameters_of_later_stages_are_refused_by_name(server: ServerDriver, stage: str) -> None:
     """Never ignored in silence: the message names the parameter and the stage that adds it."""
     from importlib import import_module
@@ -287,6 +289,7 @@ def test_unknown_fields_pass_on_the_openai_routes(server: ServerDriver) -> None:
     assert server.client.post("/v1/completions", json=body).status_code == 200
 
 
+@pytest.mark.slow
 def test_api_key(servers: ServerFactory, stage: str) -> None:
     """401 without the key, and the key is shown nowhere."""
     key = "sk-very-secret-öäü-key"

@@ -38,6 +38,7 @@ def test_every_length(engines: EngineFactory, stage: str, length: int) -> None:
     oracle.assert_greedy(prompt(length), answer.ids)
 
 
+@pytest.mark.slow
 def test_a_long_answer(engines: EngineFactory, stage: str) -> None:
     engine, oracle = engines(stage), reference(model_folder("llama"))
     answer = solo(engine, prompt(20), greedy(600))
