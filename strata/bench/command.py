@@ -6,14 +6,17 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..adapters import DIALECTS
 from ..errors import UserError
 from ..stages import existing_stages, find_stage
 from .setup import BenchSetup
+from .shapes import SHAPES
 
 ALL = ("steady", "static", "shared-prefix")
 ALL_OF_A_SHAPE = ("stream", "steady", "prefill", "mix")
+DEFAULT_PATHS = {"cpu": ["torch"], "cuda": ["triton", "flashinfer"]}
 CUDA_POOL = ("max_total_tokens", 300_000)
-"""The pool of a shape on a GPU: mix fits at its fullest (276,793 tokens), and is not half a minute of zeros."""
+"""The pool of a shape on a GPU: mix fits at its fullest (276,793 tokens), so nothing is ever retracted."""
 
 
 def run_bench(
@@ -43,16 +46,16 @@ def run_shape_bench(
 ) -> bool:
     """The same on dummy weights of ``shape``, for each path in ``attention``; True if nothing failed."""
     _check_names(names, ALL_OF_A_SHAPE)
+    if shape not in SHAPES:
+        raise UserError(f"there is no shape {shape!r}", f"Choose from: {', '.join(SHAPES)}")
     setup = dataclasses.replace(setup, stages=_stage_keys(stages), load_format="dummy")
     if setup.device == "cuda":
         _check_cuda()
         setup = dataclasses.replace(setup, server_args=(CUDA_POOL,))
+    paths = attention.split(",") if attention else DEFAULT_PATHS[setup.device]
+    _check_paths(setup, paths)
     from .path_command import run_path_bench
-    from .shapes import SHAPES
 
-    if shape not in SHAPES:
-        raise UserError(f"there is no shape {shape!r}", f"Choose from: {', '.join(SHAPES)}")
-    paths = attention.split(",") if attention else []
     return run_path_bench(list(names) or ALL_OF_A_SHAPE, paths, shape, setup, json_path)
 
 
@@ -60,6 +63,18 @@ def _check_names(names: Sequence[str], known: Sequence[str]) -> None:
     for name in names:
         if name not in known:
             raise UserError(f"there is no workload {name!r} here", f"Choose from: {', '.join(known)}")
+
+
+def _check_paths(setup: BenchSetup, paths: Sequence[str]) -> None:
+    """Raise a ``UserError`` for a path that a stage lacks, or that needs another device."""
+    for stage in setup.stages:
+        known = list(DIALECTS[stage].attention_args) if setup.device == "cuda" else ["torch"]
+        for path in paths:
+            if path not in known:
+                raise UserError(
+                    f"{stage} has no attention path {path!r} on {setup.device}",
+                    f"Choose from: {', '.join(known)}",
+                )
 
 
 def _stage_keys(stages: str | None) -> tuple[str, ...]:

@@ -18,6 +18,20 @@ import torch
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 NAME_LENGTH = 120
 
+DECODE_LAYER_LAUNCHES = (
+    "add and RMSNorm",
+    "QKV product",
+    "rotate and store K, V",
+    "decode attention",
+    "merge of its splits (long contexts, small batches)",
+    "output product",
+    "add and RMSNorm",
+    "gate-up product",
+    "SiLU and multiply",
+    "down product",
+)
+"""What a decoder layer should launch in a decode step; cuBLAS adds a sum where it splits a product."""
+
 
 @dataclass(frozen=True)
 class DeviceTrace:
@@ -27,6 +41,10 @@ class DeviceTrace:
     launches: float
     kernels: dict[str, tuple[float, float]]
     """Kernel name → (launches, microseconds)."""
+
+    def launches_per_layer(self, layers: int) -> int:
+        """Launches that each of ``layers`` layers makes; those outside of the layers are fewer of a kind."""
+        return sum(int(launches // layers) for launches, _ in self.kernels.values())
 
 
 def trace_steps(step: Callable[[], object], count: int) -> DeviceTrace:

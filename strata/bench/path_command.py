@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..adapters import DIALECTS
 from ..console import make_console
-from ..errors import UserError
+from .device_trace import DECODE_LAYER_LAUNCHES
 from .floors import Floors, measure_ceilings
 from .path_engine import PathEngine
 from .path_workloads import PATH_WORKLOADS, PathRow
@@ -29,8 +28,6 @@ from .shapes import SHAPES, write_model_folder
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-DEFAULT_PATHS = {"cpu": ("torch",), "cuda": ("triton", "flashinfer")}
 
 
 class PathBench:
@@ -77,6 +74,7 @@ class PathBench:
             "shape": {"name": self.shape_name, **asdict(self.shape)},
             "setup": {**asdict(self.setup), "model_path": None},
             "ceilings": asdict(self.floors.ceilings),
+            "expected_launches_per_decode_layer": DECODE_LAYER_LAUNCHES,
             "rows": [asdict(row) for row in self.rows],
             "failures": self.failures,
         }
@@ -97,8 +95,6 @@ def run_path_bench(
     names: Sequence[str], paths: Sequence[str], shape_name: str, setup: BenchSetup, json_path: Path | None
 ) -> bool:
     """Run ``names`` on each stage and attention path; True if nothing failed."""
-    paths = paths or DEFAULT_PATHS[setup.device]
-    check_paths(setup, paths)
     with tempfile.TemporaryDirectory(prefix="strata-bench-") as folder:
         bench = PathBench(shape_name, setup, json_path, Path(folder))
         for stage in setup.stages:
@@ -106,18 +102,6 @@ def run_path_bench(
                 bench.run_path(stage, path, names)
     bench.print_result()
     return not bench.failures
-
-
-def check_paths(setup: BenchSetup, paths: Sequence[str]) -> None:
-    """Raise a ``UserError`` for a path that a stage lacks, or that needs another device."""
-    for stage in setup.stages:
-        known = list(DIALECTS[stage].attention_args) if setup.device == "cuda" else ["torch"]
-        for path in paths:
-            if path not in known:
-                raise UserError(
-                    f"{stage} has no attention path {path!r} on {setup.device}",
-                    f"Choose from: {', '.join(known)}",
-                )
 
 
 def path_table(rows: Sequence[PathRow]) -> Table:

@@ -42,6 +42,7 @@ class PathRow:
     device_ms: float | None = None
     host_gap_ms: float | None = None
     launches: float | None = None
+    launches_per_layer: int | None = None
     kernels: dict[str, tuple[float, float]] = field(default_factory=dict)
     more: dict[str, float] = field(default_factory=dict)
 
@@ -157,6 +158,7 @@ def _row(
         device_ms=device_ms,
         host_gap_ms=step_ms - device_ms,
         launches=trace.launches,
+        launches_per_layer=trace.launches_per_layer(engine.shape.num_hidden_layers),
         kernels=trace.kernels,
     )
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from strata.bench import path_command, path_workloads
-from strata.bench.device_trace import summarize
+from strata.bench import path_command, path_engine, path_workloads
+from strata.bench.device_trace import DeviceTrace, summarize
 from strata.bench.floors import Ceilings, Floors
 from strata.bench.path_engine import PathEngine
 from strata.bench.path_workloads import MIX
@@ -87,6 +88,30 @@ def test_trace_is_summed_per_step_and_by_kernel() -> None:
     assert trace.kernels == {"matmul": (1.0, 40.0), "copy": (0.5, 2.0)}
 
 
+def test_launches_per_layer_leave_out_what_is_launched_once_a_step() -> None:
+    kernels = {"norm": (65.0, 1.0), "matmul": (128.0, 9.0), "argmax": (1.0, 1.0)}
+    assert DeviceTrace(1.0, 194.0, kernels).launches_per_layer(32) == 2 + 4
+
+
+def test_traced_requests_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: the trace itself is made up, all around it is real."""
+    traced = []
+
+    def trace_steps(step: Callable[[], object], count: int) -> DeviceTrace:
+        traced.append([step() for _ in range(count)])
+        return DeviceTrace(1e-3, 20.0, {})
+
+    monkeypatch.setattr(path_engine, "trace_steps", trace_steps)
+    write_model_folder(SHAPES["tiny"], tmp_path)
+    engine = PathEngine("v0.1", "torch", SHAPES["tiny"], tmp_path, BenchSetup(tmp_path, ("v0.1",)))
+    engine.device = "cuda"
+    requests = mix_requests(0, 3, 20, 20, SHAPES["tiny"].vocab_size)
+    assert engine.trace_decode(requests) == engine.trace_fill(requests)
+    assert [len(steps) for steps in traced] == [path_engine.TRACED_STEPS, 1]
+    state = engine.engine.state()
+    assert not state.requests and state.free == state.size
+
+
 def test_a_failing_workload_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("out of memory\nand much more")
@@ -94,7 +119,7 @@ def test_a_failing_workload_costs_only_itself(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(path_workloads.PATH_WORKLOADS, "steady", fails)
     setup = BenchSetup(tmp_path, ("v0.1",), quick=True)
     names = ("stream", "steady", "mix")
-    assert not path_command.run_path_bench(names, (), "tiny", setup, tmp_path / "out.json")
+    assert not path_command.run_path_bench(names, ["torch"], "tiny", setup, tmp_path / "out.json")
     report = json.loads((tmp_path / "out.json").read_text())
     assert [row["workload"] for row in report["rows"]] == ["stream", "mix"]
     [failure] = report["failures"]
@@ -125,7 +150,7 @@ def test_the_command_reports_all_workloads(tmp_path: Path) -> None:
         (["mix"], "steady, static, shared-prefix"),
         (["--shape", "tiny", "--max-running-requests", "0"], "--max-running-requests"),
     ],
-    ids=" ".join,
+    ids=["shape", "path", "workload of models", "workload of shapes", "limit"],
 )
 def test_a_user_error_is_one_line(arguments: list[str], says: str) -> None:
     ran = strata("bench", *arguments)
