@@ -10,8 +10,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 
+# The shared suite's engine tests, and the kernels alone.
+GPU_TESTS ?= tests/kernels/cases $(addprefix tests/shared/test_, greedy.py logits.py cache.py memory.py \
+	schedules.py prompt_logprob.py attention.py half_precision.py tensor_parallel.py)
+GPU_WORKERS ?= 6
+
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve tour test check bench
+.PHONY: help setup model serve tour test check gpu-test bench
 
 help: ## list the targets
 	@grep -hE '^[a-z$$().-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -43,6 +48,20 @@ check: $(STAMP) ## lint, types, fast tests
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -m "not slow"
+
+# A GPU host often comes with its own torch: PYTHON=python3 on the command line takes that one as it is.
+ifeq ($(origin PYTHON),command line)
+gpu-test: GPU_PYTHON := $(PYTHON)
+else
+gpu-test: GPU_PYTHON := $(BIN)/python
+gpu-test: $(VENV)/.cuda-stamp
+endif
+gpu-test: ## engine tests on a CUDA device, all attention paths (PYTHON=python3: without .venv)
+	@$(GPU_PYTHON) -m pytest -m "cuda2 or (cuda and not slow)" -n $(GPU_WORKERS) --dist loadgroup $(GPU_TESTS)
+
+$(VENV)/.cuda-stamp: $(STAMP)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev,cuda]'
+	@touch $@
 
 bench: model ## CPU speed against transformers
 	@$(BIN)/strata bench steady

@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, settings
 
 from strata.adapters import DIALECTS, existing_stages
 
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+# Tiny models gain nothing from threads, and idle ones of torch spin.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -32,7 +33,7 @@ settings.register_profile(
 settings.register_profile("search", deadline=None, suppress_health_check=list(HealthCheck))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
-pytest_plugins = ["tests.shared.fixtures"]
+pytest_plugins = ["tests.shared.fixtures", "tests.gpu_run"]
 
 collected: dict[str, Counter[str]] = defaultdict(Counter)
 """Shared tests collected in this run: file name -> stage -> count, before anything was deselected."""

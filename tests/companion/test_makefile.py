@@ -88,6 +88,12 @@ def test_test_and_check(checkout: Checkout) -> None:
     assert check[0] == "ruff check" and check[-1] == "python -m pytest -m not slow"
 
 
+def test_gpu_test_takes_the_named_python_as_it_is(checkout: Checkout) -> None:
+    (run,) = checkout.make("gpu-test")
+    assert run.startswith("system-python -m pytest -m cuda2 or (cuda and not slow)")
+    assert not (checkout.folder / ".venv").exists()
+
+
 def test_every_target_is_in_the_help(checkout: Checkout) -> None:
     text = (checkout.folder / "Makefile").read_text()
     phony = next(line for line in text.splitlines() if line.startswith(".PHONY:"))

@@ -44,6 +44,8 @@ class TinyModel:
     extra: dict[str, Any] = field(default_factory=dict)
     projection_std: float = 0.3
     """Wide weights keep the best logits well apart, so that a greedy answer does not hang on rounding."""
+    dtype: str = "float32"
+    """Of the checkpoint."""
     shard_size: str = "5GB"
     old_spelling: bool = False
     """Write config.json and the chat template as transformers 4 did."""
@@ -89,13 +91,27 @@ TINY_MODELS: dict[str, TinyModel] = {
     ),
     # A vocabulary that two ranks can't halve.
     "llama-odd": TinyModel(vocab_size=401, seed=5),
-    # The head sizes that FlashInfer has kernels for; weights as narrow as a trained model's, since half
-    # precision is far off in wide ones whatever the attention (transformers in bfloat16 too).
+    # The head sizes that FlashInfer has kernels for, as checkpoints in bfloat16. Weights are as narrow as a
+    # trained model's: half precision is far off in wide ones whatever the attention, transformers' too.
     "llama-hd64": TinyModel(
-        hidden_size=192, heads=6, kv_heads=2, head_dim=64, layers=2, projection_std=0.07, seed=6
+        hidden_size=192,
+        heads=6,
+        kv_heads=2,
+        head_dim=64,
+        layers=2,
+        projection_std=0.07,
+        dtype="bfloat16",
+        seed=6,
     ),
     "llama-hd128": TinyModel(
-        hidden_size=128, heads=4, kv_heads=1, head_dim=128, layers=2, projection_std=0.07, seed=7
+        hidden_size=128,
+        heads=4,
+        kv_heads=1,
+        head_dim=128,
+        layers=2,
+        projection_std=0.07,
+        dtype="bfloat16",
+        seed=7,
     ),
 }
 
@@ -170,7 +186,7 @@ def _random_model(tiny: TinyModel) -> PreTrainedModel:
             else:
                 std = EMBEDDING_STD if "embed" in name or "lm_head" in name else tiny.projection_std
                 weight.copy_(std * torch.randn(weight.shape, generator=generator))
-    return model
+    return model.to(getattr(torch, tiny.dtype))
 
 
 def _respell(folder: Path) -> None:

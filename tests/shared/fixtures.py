@@ -32,16 +32,20 @@ RUNNING_SERVERS: dict[tuple[str, ...], ServerDriver] = {}
 
 
 @pytest.fixture(scope="session")
-def engines() -> EngineFactory:
-    """``engines(stage, "llama", max_total_tokens=512)``: an idle engine with an empty tree, shared."""
-    import torch
+def engines(request: pytest.FixtureRequest) -> EngineFactory:
+    """``engines(stage, "llama", max_total_tokens=512)``: an idle engine with an empty tree, shared.
 
-    torch.set_num_threads(min(2, torch.get_num_threads()))
-
+    On the CPU, or on a CUDA device with the attention path that is the fixture's parameter (`tests/gpu_run.py`).
+    """
+    attention: str | None = getattr(request, "param", None)
     built: dict[tuple[Any, ...], Engine] = {}
 
     def get(stage: str, model: str = "llama", **server_args: Any) -> Engine:
         server_args = {"max_total_tokens": POOL_SIZE, **server_args}
+        if attention is not None:
+            server_args["device"] = "cuda"
+            for name, value in DIALECTS[stage].attention_args[attention].items():
+                server_args[name] = value + server_args.get(name, type(value)())
         key = (stage, model, repr(sorted(server_args.items())))
         # One that a failed test broke is made anew, so that one bug is one failure.
         if key not in built or not reset(built[key]):
