@@ -25,6 +25,7 @@ from .flash_attention import (
     prefill_blocks,
     score_scale,
 )
+from .launch_sizes import cdiv
 
 
 @triton.jit(do_not_specialize_on_alignment=PER_REQUEST)
@@ -110,7 +111,7 @@ def context_attention_fwd(
     check_rows(q=q, k=k, v=v, o=o)
     heads, head_dim = q.shape[1:]
     tiles = blocks or prefill_blocks(q, max_input_len)
-    grid = (heads, b_seq_len.shape[0], triton.cdiv(max_input_len, tiles.block_m))
+    grid = (heads, b_seq_len.shape[0], cdiv(max_input_len, tiles.block_m))
     _context_kernel[grid](
         q,
         k,

@@ -28,6 +28,7 @@ from .flash_attention import (
     score_scale,
     softmax_step,
 )
+from .launch_sizes import cdiv
 
 
 @triton.jit(do_not_specialize_on_alignment=PER_REQUEST)
@@ -143,7 +144,7 @@ def extend_attention_fwd(
     check_rows(k_buffer=k_buffer, v_buffer=v_buffer)
     heads, head_dim = q_extend.shape[1:]
     tiles = blocks or prefill_blocks(q_extend, max_extend_len)
-    grid = (heads, seq_lens.shape[0], triton.cdiv(max_extend_len, tiles.block_m))
+    grid = (heads, seq_lens.shape[0], cdiv(max_extend_len, tiles.block_m))
     _extend_kernel[grid](
         q_extend,
         k_extend,

@@ -23,6 +23,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch_sizes import next_power_of_2
+
 LOG2_E = 1.4426950408889634
 
 PER_REQUEST = [
@@ -47,13 +49,14 @@ def score_scale(head_dim: int) -> float:
     return head_dim**-0.5 * LOG2_E
 
 
+@cache
 def padded_head_dim(head_dim: int) -> int:
     """``tl.arange`` wants powers of two and ``tl.dot`` at least 16; the kernels mask what lies beyond."""
     if not 1 <= head_dim <= 256:
         raise ValueError(
             f"head_dim {head_dim}: the Triton attention kernels take 1 to 256; use --model-mode torch"
         )
-    return max(16, triton.next_power_of_2(head_dim))
+    return max(16, next_power_of_2(head_dim))
 
 
 def dot_dtype(tensor: torch.Tensor) -> tl.dtype:
@@ -93,7 +96,7 @@ def has_large_shared_memory(device: torch.device) -> bool:
 def check_rows(**tensors: torch.Tensor) -> None:
     """Raises ValueError unless each ``[rows, heads, head_dim]`` tensor has its heads side by side in a row."""
     for name, tensor in tensors.items():
-        if tensor.dim() != 3 or tensor.stride(2) != 1 or tensor.stride(1) != tensor.shape[2]:
+        if tensor.dim() != 3 or tensor.stride()[1:] != (tensor.shape[2], 1):
             raise ValueError(
                 f"{name}: want [rows, heads, head_dim] with contiguous rows, "
                 f"got shape {tuple(tensor.shape)}, strides {tensor.stride()}"

@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch_sizes import cdiv
+
 BLOCK = 1024
 
 
@@ -33,7 +35,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     rows, both = gate_up.shape
     width = both // 2
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
-    _silu_and_mul_kernel[(rows, triton.cdiv(width, BLOCK))](
+    _silu_and_mul_kernel[(rows, cdiv(width, BLOCK))](
         gate_up, out, gate_up.stride(0), out.stride(0), width, BLOCK=BLOCK, num_warps=4
     )
     return out

@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch_sizes import next_power_of_2
+
 
 @triton.jit
 def _rmsnorm_kernel(
@@ -48,7 +50,7 @@ def _rmsnorm_kernel(
 def _launch(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
     rows, hidden_size = x.shape
     out = torch.empty((rows, hidden_size), dtype=x.dtype, device=x.device)
-    block = triton.next_power_of_2(hidden_size)
+    block = next_power_of_2(hidden_size)
     carried = x if residual is None else residual
     _rmsnorm_kernel[(rows,)](
         x,

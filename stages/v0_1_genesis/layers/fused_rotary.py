@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch_sizes import next_power_of_2
+
 
 @triton.jit
 def _turn(
@@ -116,9 +118,9 @@ def rotate_and_store(
         Q_HEADS=heads,
         K_HEADS=kv_heads,
         HALF=head_dim // 2,
-        BLOCK_Q=triton.next_power_of_2(heads),
-        BLOCK_K=triton.next_power_of_2(kv_heads),
-        BLOCK_P=triton.next_power_of_2(head_dim // 2),
-        BLOCK_V=triton.next_power_of_2(kv_heads * head_dim),
+        BLOCK_Q=next_power_of_2(heads),
+        BLOCK_K=next_power_of_2(kv_heads),
+        BLOCK_P=next_power_of_2(head_dim // 2),
+        BLOCK_V=next_power_of_2(kv_heads * head_dim),
         num_warps=4,
     )

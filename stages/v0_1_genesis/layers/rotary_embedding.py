@@ -31,7 +31,7 @@ class Rotation:
     def split(self, qkv: Tensor, num_heads: int, num_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
         """``qkv`` ``[tokens, num_heads + 2 * num_kv_heads, head_dim]`` -> its queries, keys and values, the first
         two rotated."""
-        qk, v = qkv.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
+        qk, v = qkv.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
         rotated = torch.addcmul(qk * self.cos, qk.roll(qk.shape[-1] // 2, dims=-1), self.sin)
         return rotated[:, :num_heads], rotated[:, num_heads:], v
 
@@ -45,7 +45,7 @@ class FusedRotation:
 
     def split(self, qkv: Tensor, num_heads: int, num_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
         """As `Rotation.split`, but nothing is rotated before `store`."""
-        q, k, v = qkv.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        q, k, v = qkv.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), dim=1)
         return q, k, v
 
     def store(

@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch_sizes import next_power_of_2
+
 
 @triton.jit(do_not_specialize_on_alignment=["out_cache_loc"])  # any offset of a staging buffer
 def _store_kv_kernel(
@@ -61,6 +63,6 @@ def store_kv(
         v.stride(0),
         k_buffer.stride(0),
         WIDTH=width,
-        BLOCK=triton.next_power_of_2(width),
+        BLOCK=next_power_of_2(width),
         num_warps=4,
     )

@@ -36,6 +36,7 @@ from .flash_attention import (
     score_scale,
     softmax_step,
 )
+from .launch_sizes import cdiv, next_power_of_2
 
 SPLITS_PER_STEP = 16
 """Splits that stage 2 loads at once: their latencies overlap."""
@@ -156,6 +157,7 @@ def _merge_kernel(
     tl.store(pointers, (acc / total).to(o.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
+@cache
 def decode_blocks(head_dim: int, dtype: torch.dtype) -> DecodeBlocks:
     """The measured tiles: 16 KiB of keys, so that several loads fit any GPU (float32: 8, to stay in registers).
 
@@ -175,8 +177,8 @@ def choose_split_len(total_num_tokens: int, kv_heads: int, device: torch.device,
     """Tokens per split, a multiple of ``block_n``: so many that all splits make about ``programs_per_sm``
     programs per multiprocessor, but never so few that stage 2 would cost more than the splitting saves."""
     programs = _multiprocessors(device) * blocks.programs_per_sm
-    wanted = triton.cdiv(total_num_tokens * kv_heads, programs)
-    return triton.cdiv(max(wanted, blocks.min_split_len), blocks.block_n) * blocks.block_n
+    wanted = cdiv(total_num_tokens * kv_heads, programs)
+    return cdiv(max(wanted, blocks.min_split_len), blocks.block_n) * blocks.block_n
 
 
 def token_attention_fwd(
@@ -214,7 +216,7 @@ def token_attention_fwd(
     tiles = blocks or decode_blocks(head_dim, k_buffer.dtype)
     block_d = padded_head_dim(head_dim)
     split_len = choose_split_len(total_num_tokens, kv_heads, q.device, tiles)
-    max_splits = triton.cdiv(max_seq_len, split_len)
+    max_splits = cdiv(max_seq_len, split_len)
     one_split = max_splits == 1
     means, log_sums = o, o
     if not one_split:
@@ -238,7 +240,7 @@ def token_attention_fwd(
         req_to_token.stride(0),
         means.stride(0),
         GROUP=group,
-        BLOCK_H=max(16, triton.next_power_of_2(group)),
+        BLOCK_H=max(16, next_power_of_2(group)),
         HEAD_DIM=head_dim,
         BLOCK_D=block_d,
         BLOCK_N=tiles.block_n,
