@@ -62,6 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if SHARED in item.path.parents and (stage := stage_of(item)) is not None:
             collected[item.path.name][stage] += 1
+            item.user_properties.append(("stage", stage))
     if "cuda" not in config.getoption("-m"):
         on_gpu = [item for item in items if item.get_closest_marker("cuda")]
         config.hook.pytest_deselected(items=on_gpu)
@@ -106,8 +107,12 @@ def pytest_make_collect_report(
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    totals: Counter[str] = Counter()
-    for per_stage in collected.values():
-        totals.update(per_stage)
-    for stage, count in sorted(totals.items()):
-        terminalreporter.write_line(f"shared suite: {stage} has {count} tests")
+    outcomes: dict[str, Counter[str]] = defaultdict(Counter)
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.stats.get(outcome, []):
+            stage = dict(getattr(report, "user_properties", [])).get("stage")
+            if stage is not None:
+                outcomes[stage][outcome] += 1
+    for stage, counts in sorted(outcomes.items()):
+        summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        terminalreporter.write_line(f"shared suite, {stage}: {summary}")
