@@ -34,7 +34,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """``[tokens, 2 * width]`` to a new ``[tokens, width]`` of the same dtype; a row is contiguous."""
     rows, both = gate_up.shape
     width = both // 2
-    out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
+    out = gate_up.new_empty((rows, width))
     _silu_and_mul_kernel[(rows, cdiv(width, BLOCK))](
         gate_up, out, gate_up.stride(0), out.stride(0), width, BLOCK=BLOCK, num_warps=4
     )

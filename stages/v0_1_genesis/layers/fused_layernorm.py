@@ -49,7 +49,7 @@ def _rmsnorm_kernel(
 
 def _launch(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
     rows, hidden_size = x.shape
-    out = torch.empty((rows, hidden_size), dtype=x.dtype, device=x.device)
+    out = torch.empty_like(x)
     block = next_power_of_2(hidden_size)
     carried = x if residual is None else residual
     _rmsnorm_kernel[(rows,)](
