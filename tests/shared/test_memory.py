@@ -18,6 +18,7 @@ def test_forced_retraction_changes_no_text(engines: EngineFactory, stage: str, e
     engine = engines(stage, max_total_tokens=2000)
     prompts = [prompt(length, seed=30) for length in (3, 20, 50, 90)]
     expected = [solo(engine, ids, greedy(25)).ids for ids in prompts]
+    generated = engine.counters["generated_tokens"]
     rids = [engine.add(ids, greedy(25), stream=i % 2 == 0) for i, ids in enumerate(prompts)]
     answers: dict[str, Answer] = {}
     for step in range(2000):
@@ -33,6 +34,8 @@ def test_forced_retraction_changes_no_text(engines: EngineFactory, stage: str, e
     run(engine, answers)
     assert [answers[rid].ids for rid in rids] == expected
     assert all(answers[rid].meta["completion_tokens"] == 25 for rid in rids)
+    # History threw the output of a retracted request away (#440): here no token is generated twice.
+    assert engine.counters["generated_tokens"] - generated == 25 * len(rids)
 
 
 @pytest.mark.needs("retraction")
