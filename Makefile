@@ -11,8 +11,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 
 # The shared suite's engine tests, and the kernels alone.
-GPU_TESTS ?= tests/kernels/cases $(addprefix tests/shared/test_, greedy.py logits.py cache.py memory.py \
-	schedules.py prompt_logprob.py attention.py half_precision.py tensor_parallel.py)
+GPU_TESTS ?= $(addprefix tests/shared/test_, half_precision.py tensor_parallel.py schedules.py greedy.py \
+	logits.py cache.py memory.py prompt_logprob.py attention.py) tests/kernels/cases
 GPU_WORKERS ?= 6
 
 .DEFAULT_GOAL := help

@@ -23,6 +23,11 @@ def asked_for(config: pytest.Config) -> bool:
     return "cuda" in config.getoption("-m")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if asked_for(config) and hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False  # what compiles for minutes stands first on the command line
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "engines" in metafunc.fixturenames and asked_for(metafunc.config):
         paths = [pytest.param(path, marks=pytest.mark.cuda) for path in FLOAT32_PATHS]
@@ -42,8 +47,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         label = label_of(item)
         item.user_properties.append((LABEL, label))
-        if config.pluginmanager.hasplugin("xdist") and not item.get_closest_marker("xdist_group"):
-            # One worker for what shares engines, one for what compiles the same FlashInfer kernels.
+        if "engines" in getattr(item, "fixturenames", ()) and config.pluginmanager.hasplugin("xdist"):
+            # One worker for tests that share engines.
             item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {label}"))
 
 

@@ -151,7 +151,10 @@ def main(stage: str, device: str, tp_size: str, rank: str, port: str) -> None:
 
     torch.set_num_threads(1)
     make = engine_maker(stage, device=device, tp_size=int(tp_size), tp_rank=int(rank), nccl_port=int(port))
-    print(json.dumps(workload(make)))
+    record = workload(make)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    print(json.dumps(record))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from .test_live import LIMIT_S, Pending, socket_folders
 pytestmark = pytest.mark.needs("parallel.tensor")
 
 TWO_RANKS = ("--tp-size", "2")
+POOL = ("--max-total-tokens", "2048")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, pytest.mark.cuda2])]
 
 
@@ -58,7 +59,7 @@ def test_five_processes_answer_as_one_engine(stage: str, model: str, device: str
     engine = engine_maker(stage, device="cpu")(model)
     prompts = [prompt(length, seed=80) for length in (1, 6, 40, 100)]
     expected = [tokenizer.decode(solo(engine, ids, greedy(24)).ids) for ids in prompts]
-    with ServerDriver(stage, folder, ["--device", device, *TWO_RANKS]) as server:
+    with ServerDriver(stage, folder, ["--device", device, *TWO_RANKS, *POOL]) as server:
         assert set(server.pids()) == set(DIALECTS[stage].roles_at(2))
         assert len(server.pids()) == 5
         for _ in range(2):
