@@ -47,7 +47,7 @@ check: $(STAMP) ## lint, types, fast tests
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -m "not slow"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 # A GPU host often comes with its own torch: PYTHON=python3 on the command line takes that one as it is.
 ifeq ($(origin PYTHON),command line)
@@ -64,4 +64,4 @@ $(VENV)/.cuda-stamp: $(STAMP)
 	@touch $@
 
 bench: model ## CPU speed against transformers
-	@$(BIN)/strata bench steady
+	@$(BIN)/strata bench

@@ -50,7 +50,7 @@ def test_help_is_on_stdout_and_no_error(arguments: list[str]) -> None:
         (["chat", "--temperature", "-1"], "--temperature"),
         (["chat", "--url"], "--url"),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_user_error_is_one_line(arguments: list[str], says: str) -> None:
     ran = strata(*arguments)
