@@ -7,6 +7,7 @@ running request that reads it (INV-POOL).
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,20 +95,18 @@ class TokenToKVPool:
         return slots.to(self.index_dtype)
 
     def alloc_contiguous(self, need_size: int) -> tuple[Tensor, int, int] | None:
-        """Like `alloc`, but of neighbouring slots ``[start, end)``; None if no free run is long enough.
+        """Like `alloc`, but of neighbouring slots ``[start, end)``, the first that there are; None without any.
 
-        The host waits for what was found, several times: only worth it where a slice is faster than an index.
+        The search is the host's: only worth it where a slice is faster than an index, which is on the CPU.
         """
-        if need_size > self.available_size():
+        taken = np.flatnonzero(self.mem_state.cpu().numpy() != 0)
+        edges = np.concatenate(([-1], taken, [self.size]))
+        is_gap = np.diff(edges) > need_size  # between an edge and the next lie one fewer
+        first = int(is_gap.argmax())
+        if not is_gap[first]:
             return None
-        free = torch.nonzero(self.mem_state == 0).squeeze(1)
-        # Free slots are in ascending order: a run starts where the slot need_size - 1 further is as far away.
-        spans = free[need_size - 1 :] - free[: free.numel() - need_size + 1]
-        first = int((spans == need_size - 1).to(torch.uint8).argmax())
-        if spans[first] != need_size - 1:
-            return None
-        start = int(free[first])
-        slots = torch.arange(start, start + need_size, dtype=self.index_dtype, device=free.device)
+        start = int(edges[first]) + 1
+        slots = torch.arange(start, start + need_size, dtype=self.index_dtype, device=self.mem_state.device)
         self._take(slots)
         return slots, start, start + need_size
 
