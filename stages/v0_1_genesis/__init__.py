@@ -38,6 +38,8 @@ CAPABILITIES: Final[frozenset[str]] = frozenset(
         "forward_mode.decode",
         "retraction",
         "radix_cache",
+        "attention.triton",
+        "attention.flashinfer",
         "sampling.temperature",
         "sampling.top_p",
         "sampling.top_k",

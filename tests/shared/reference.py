@@ -21,6 +21,7 @@ from strata.cache import cache_folder
 
 TOKEN_TOLERANCE = 1e-3
 LOGIT_TOLERANCE = 5e-4
+CUDA_LOGIT_TOLERANCE = 1e-3
 
 
 class Reference:

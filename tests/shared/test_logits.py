@@ -16,7 +16,7 @@ from tests.models.tiny import TINY_MODELS
 
 from .driving import greedy, prompt, run
 from .fixtures import EngineFactory, model_folder
-from .reference import LOGIT_TOLERANCE, reference
+from .reference import CUDA_LOGIT_TOLERANCE, LOGIT_TOLERANCE, reference
 
 
 @contextmanager
@@ -61,9 +61,11 @@ def worst_error(
 
 @pytest.mark.parametrize("model", TINY_MODELS)
 def test_tiny(engines: EngineFactory, stage: str, model: str, record_property: Any) -> None:
-    worst = worst_error(engines(stage, model), model, [1, 2, 30, 64, 140], 384)
+    engine = engines(stage, model)
+    worst = worst_error(engine, model, [1, 2, 30, 64, 140], 384)
     record_property("logit error", worst)
-    assert worst < LOGIT_TOLERANCE
+    # A GPU sums in another order than the reference, which runs on the CPU.
+    assert worst < (LOGIT_TOLERANCE if engine.runner.device.type == "cpu" else CUDA_LOGIT_TOLERANCE)
 
 
 @pytest.mark.slow
