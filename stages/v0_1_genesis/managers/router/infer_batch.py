@@ -18,7 +18,7 @@ from ...constrained.logit_mask import mask_logits
 from ...layers.parallel_state import tensor_model_parallel_broadcast
 from ...memory_pool import ReqToTokenPool, TokenToKVPool
 from ...sampling_params import SamplingParams
-from ...support.sampling_ops import draw, keep_top_k, keep_top_p, uniform
+from ...support.sampling_ops import best, draw, keep_top_k, keep_top_p, uniform
 from ...support.staging import StagingBuffer
 from ...support.text_stream import IncrementalDetokenizer, StopStringFilter
 from .radix_cache import RadixCache, TreeNode
@@ -359,7 +359,7 @@ class Batch:
         """
         self._add_logit_bias(logits)
         self._mask_disallowed(logits)
-        chosen = logits.argmax(dim=-1)
+        chosen = best(logits)
         if sampled := [i for i, req in enumerate(self.reqs) if not req.sampling_params.is_greedy]:
             chosen[sampled] = self._draw(logits[sampled], [self.reqs[i] for i in sampled])
         # Ranks hold equal logits, but some CUDA reductions add in no fixed order: one rank decides for all.
