@@ -47,8 +47,11 @@ class DeviceTrace:
         return sum(int(launches // layers) for launches, _ in self.kernels.values())
 
 
-def trace_steps(step: Callable[[], object], count: int) -> DeviceTrace:
-    """Run ``step`` ``count`` times under the profiler; the steps are slower for it, their kernels are not."""
+def trace_steps(step: Callable[[], object], count: int) -> DeviceTrace | None:
+    """Run ``step`` ``count`` times under the profiler; the steps are slower for it, their kernels are not.
+
+    None where the profiler sees no kernels: some virtual machines keep it from them.
+    """
     profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
     torch.cuda.synchronize()
     profile.start()
@@ -62,9 +65,11 @@ def trace_steps(step: Callable[[], object], count: int) -> DeviceTrace:
         return summarize(json.loads(file.read_text())["traceEvents"], count)
 
 
-def summarize(events: list[dict[str, Any]], steps: int) -> DeviceTrace:
-    """``events`` of a Chrome trace that covers ``steps`` equal steps, per step."""
+def summarize(events: list[dict[str, Any]], steps: int) -> DeviceTrace | None:
+    """``events`` of a Chrome trace that covers ``steps`` equal steps, per step; None if none is the device's."""
     work = [event for event in events if event.get("cat") in DEVICE_WORK]
+    if not work:
+        return None
     totals: dict[str, tuple[float, float]] = {}
     for event in work:
         launches, microseconds = totals.get(event["name"][:NAME_LENGTH], (0.0, 0.0))

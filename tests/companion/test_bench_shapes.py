@@ -83,6 +83,7 @@ def test_trace_is_summed_per_step_and_by_kernel() -> None:
         {"name": "process_name"},
     ]
     trace = summarize(events, steps=2)
+    assert trace is not None and summarize(events[3:], steps=2) is None
     assert trace.seconds == pytest.approx(42e-6)
     assert trace.launches == 1.5
     assert trace.kernels == {"matmul": (1.0, 40.0), "copy": (0.5, 2.0)}
