@@ -7,7 +7,7 @@ import pytest
 from strata.adapters import DIALECTS, Engine
 
 from .driving import Answer, collect, greedy, prompt, run, solo
-from .fixtures import EngineFactory, model_folder
+from .fixtures import EngineFactory, model_folder, reset
 from .reference import reference
 
 
@@ -94,6 +94,11 @@ def test_nan_in_free_slots_changes_nothing(engines: EngineFactory, stage: str) -
     engine, oracle = engines(stage, max_total_tokens=700), reference(model_folder("llama"))
     prompts = [prompt(length, seed=16) for length in (1, 9, 40, 150)]
     prompts.append(prompts[3][:100] + prompt(7, seed=17))
+    # Long requests first: their rows keep stale slots, which are nobody's once the tree has been emptied.
+    for seed in range(6):
+        engine.add(prompt(100, seed), greedy(2))
+    run(engine)
+    assert reset(engine)
     rids: dict[str, list[int]] = {}
     answers: dict[str, Answer] = {}
     try:

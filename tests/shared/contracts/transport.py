@@ -61,7 +61,7 @@ class TransportContract:
         """Pickle, truncated, empty, several frames, deep, of another union: the next good one arrives."""
 
         async def exchange(endpoint: str, union: str, good: Any, strangers: list[Any]) -> Any:
-            receiver, sender = ring.receiver(endpoint, union), ring.sender(endpoint)
+            receiver = ring.receiver(endpoint, union)
             with zmq.Context() as context, context.socket(zmq.PUSH) as raw:
                 raw.linger = 5000
                 raw.connect(endpoint)
@@ -71,12 +71,11 @@ class TransportContract:
                     *([whole, whole], [b"\x91" * 100_000], [b"\xdd\xff\xff\xff\xff"], [os.urandom(999)]),
                     *([msgspec.json.encode(good)], [b"\xc1"]),
                     *([msgspec.msgpack.encode(message)] for message in strangers),
+                    [whole],  # the same connection: it arrives after all of those
                 ):
                     raw.send_multipart(frames)
-                sender.send(good)
                 received = await asyncio.wait_for(receiver.recv(), 10)
             receiver.close()
-            sender.close()
             return received
 
         folder = ring.new_folder()
