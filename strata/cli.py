@@ -86,6 +86,31 @@ def tour(
 
 
 @app.command()
+def where(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="a file of a stage", show_default=False)],
+) -> None:
+    """Say what a stage's file descends from, and which chapter tells its story."""
+    from .lineage.where import where as find
+
+    typer.echo("\n".join(find(file)))
+
+
+@app.command()
+def sync(
+    stage: Annotated[str, typer.Argument(metavar="[STAGE]", show_default=False)] = "",
+) -> None:
+    """Carry uncommitted fixes of one stage into every other stage that has the same lines."""
+    from .lineage.sync import run_sync
+    from .stages import find_stage
+
+    written = run_sync(find_stage(stage) if stage else None)
+    for path in written:
+        typer.echo(f"synced {path}")
+    if not written:
+        typer.echo("no other stage has these lines")
+
+
+@app.command()
 def doctor() -> None:
     """Say what is installed and usable here, and what to run for what is missing."""
     from .doctor import run_doctor

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..stages import ROOT, TABLE, Stage, existing_stages
-from .table import load_lineage
+from .table import SUPPORT, load_lineage
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _merge(source: Stage, path: str, target: Stage) -> Iterator[Merge]:
         raise UserError(f"{changed.relative_to(ROOT)} was removed", "Remove its copies by hand")
     base = _committed(changed)
     if base is None:
-        if path.startswith("support/"):  # the same in all stages from its first commit on
+        if path.startswith(SUPPORT):  # the same in all stages from its first commit on
             yield Merge(other, changed.read_bytes(), is_new=True)
     elif other.exists() and other.read_bytes() != changed.read_bytes():
         yield Merge(other, _merge_file(other, base, changed), is_new=False)

@@ -47,8 +47,14 @@ class SymbolRow:
     chapter: int = 0
 
 
+SUPPORT = "support/"
+"""What history did not have; ours, and the same in all stages."""
+
+
 @dataclass(frozen=True)
 class Lineage:
+    commits: dict[str, str]
+    """Stage -> the upstream commit that it retells."""
     files: tuple[FileRow, ...]
     symbols: tuple[SymbolRow, ...]
 
@@ -66,6 +72,7 @@ def load_lineage(path: Path = TABLE_PATH) -> Lineage:
     """Read the table; raises ``ValueError`` naming the first bad row."""
     data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     return Lineage(
+        data.get("commits", {}),
         tuple(_row(FileRow, row) for row in data.get("file", [])),
         tuple(_row(SymbolRow, row) for row in data.get("symbol", [])),
     )

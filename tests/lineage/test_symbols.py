@@ -37,7 +37,11 @@ def differing(source: str) -> list[str]:
 
 
 def test_words_are_no_difference() -> None:
-    source = SOURCE.replace("How many.", "Other words.").replace("# all", "# none").replace("import os", "import re")
+    source = (
+        SOURCE.replace("How many.", "Other words.")
+        .replace("# all", "# none")
+        .replace("import os", "import re")
+    )
     assert differing(source) == []
 
 

@@ -1,0 +1,61 @@
+"""The lineage table against the stages that exist: every file has its row, and no row has lost its file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+
+from strata.lineage.compare import python_files, stale, unlisted
+from strata.lineage.table import SUPPORT, load_lineage
+from strata.stages import ROOT, Stage, existing_stages
+
+LINEAGE = load_lineage()
+
+
+@pytest.mark.parametrize("stage", existing_stages(), ids=lambda stage: stage.key)
+def test_every_file_of_a_stage_has_one_row(stage: Stage) -> None:
+    rows = [row.path for row in LINEAGE.files if row.stage == stage.key]
+    files = [
+        path
+        for path in python_files(stage)
+        if not path.startswith(SUPPORT) and not path.endswith("__init__.py")
+    ]
+    assert sorted(row for row in rows if not row.endswith("__init__.py")) == files
+    assert len(set(rows)) == len(rows)
+
+
+def test_the_table_explains_every_difference_and_no_other() -> None:
+    for older, newer in pairwise(existing_stages()):
+        assert unlisted(older, newer, LINEAGE) == []
+        assert stale(older, newer, LINEAGE) == []
+
+
+def test_every_row_is_complete() -> None:
+    for row in LINEAGE.files:
+        assert row.what and row.chapter, row
+        assert row.stage in LINEAGE.commits, row
+
+
+def test_support_is_the_same_in_all_stages() -> None:
+    first, *others = existing_stages()
+    expected = {
+        path: (first.folder / path).read_bytes() for path in python_files(first) if path.startswith(SUPPORT)
+    }
+    for stage in others:
+        found = {
+            path: (stage.folder / path).read_bytes()
+            for path in python_files(stage)
+            if path.startswith(SUPPORT)
+        }
+        assert found == expected, stage.key
+
+
+def test_where_answers_and_names_what_it_does_not_know() -> None:
+    command = [sys.executable, "-m", "strata", "where"]
+    found = subprocess.run([*command, "memory_pool.py"], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "python/sglang/srt/memory_pool.py @ 22085081b" in found.stdout
+    lost = subprocess.run([*command, "memory_pond.py"], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert lost.returncode == 2 and lost.stderr.count("\n") == 1 and "memory_pond.py" in lost.stderr
