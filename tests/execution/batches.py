@@ -17,7 +17,7 @@ from stages.v0_1_genesis.model_config import ModelConfig
 from stages.v0_1_genesis.server_args import ServerArgs
 from tests.models.tiny import tiny_llama
 
-POOL_SIZE = 1024
+POOL_SIZE = 1000
 
 
 @cache

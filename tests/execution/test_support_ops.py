@@ -45,26 +45,26 @@ def test_probing_survives_a_torch_without_the_ops(monkeypatch: pytest.MonkeyPatc
     assert packed_linear.can_pack.__wrapped__(torch.float32) is False
 
 
-LENGTHS = [1, 5, 17, 64]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (9, 3), (8, 1)])
-def test_paged_decode_is_attention_over_the_rows_slots(dtype: torch.dtype, heads: int, kv_heads: int) -> None:
-    generator = torch.Generator().manual_seed(heads)
-    table = torch.randperm(4 * 80, generator=generator).view(4, 80)
-    rows, seq_lens = torch.tensor([2, 0, 3, 1]), torch.tensor(LENGTHS)
-    k_buffer, v_buffer = torch.full((2, 4 * 80, kv_heads, 16), torch.nan, dtype=dtype)
-    for row, length in zip(rows, LENGTHS, strict=True):
+@pytest.mark.parametrize("lengths", [[1], [60, 50, 64], [1, 64, 5, 17, 33], [30] * 11])
+def test_paged_decode_is_attention_over_the_rows_slots(
+    dtype: torch.dtype, heads: int, kv_heads: int, lengths: list[int]
+) -> None:
+    generator, bs = torch.Generator().manual_seed(heads), len(lengths)
+    table = torch.randperm(bs * 80, generator=generator).view(bs, 80)
+    rows = torch.randperm(bs, generator=generator)
+    k_buffer, v_buffer = torch.full((2, bs * 80, kv_heads, 16), torch.nan, dtype=dtype)
+    for row, length in zip(rows, lengths, strict=True):
         for buffer in (k_buffer, v_buffer):
             values = torch.randn(length, kv_heads, 16, generator=generator)
             buffer[table[row, :length]] = values.to(dtype)
-    q = torch.randn(4, heads, 16, generator=generator).to(dtype)
+    q = torch.randn(bs, heads, 16, generator=generator).to(dtype)
 
-    step_plan = paged_decode.plan(table, rows, seq_lens, max(LENGTHS), dtype)
-    output = paged_decode.paged_decode(q, k_buffer, v_buffer, step_plan)
+    step = paged_decode.plan(table, rows, lengths, dtype)
+    output = paged_decode.paged_decode(q, k_buffer, v_buffer, step)
     assert output.shape == q.shape and output.dtype == dtype
-    for i, (row, length) in enumerate(zip(rows, LENGTHS, strict=True)):
+    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         k, v = (b[table[row, :length]].repeat_interleave(heads // kv_heads, 1) for b in (k_buffer, v_buffer))
         scores = torch.einsum("hd,lhd->hl", q[i].float(), k.float()) / 4.0
         expected = torch.einsum("hl,lhd->hd", scores.softmax(-1), v.float())
@@ -74,9 +74,32 @@ def test_paged_decode_is_attention_over_the_rows_slots(dtype: torch.dtype, heads
 
 def test_padding_of_the_plan_stays_inside_the_request() -> None:
     table = torch.arange(20).view(2, 10)
-    step_plan = paged_decode.plan(table, torch.tensor([1, 0]), torch.tensor([2, 4]), 4, torch.float32)
-    assert step_plan.slots.tolist() == [10, 11, 11, 11, 0, 1, 2, 3]
-    assert step_plan.mask.flatten(1).tolist() == [[0, 0, -torch.inf, -torch.inf], [0, 0, 0, 0]]
+    step = paged_decode.plan(table, torch.tensor([1, 0]), [2, 4], torch.float32)
+    assert step.slots.tolist() == [10, 11, 11, 11, 0, 1, 2, 3]
+    assert step.mask.tolist() == [0, 0, -torch.inf, -torch.inf, 0, 0, 0, 0]
+
+
+def test_a_long_request_does_not_pad_the_short_ones() -> None:
+    order, groups = paged_decode.group_by_length([10, 4000, 12, 11, 25])
+    assert (order, groups) == ([1, 4, 2, 3, 0], [(1, 4000), (1, 25), (3, 12)])
+    assert paged_decode.group_by_length([5, 6, 7]) == ([0, 1, 2], [(3, 7)])
+    order, groups = paged_decode.group_by_length(list(range(1, 100)))
+    assert sum(size for size, _ in groups) == 99
+    assert sum(size * longest for size, longest in groups) < 1.2 * sum(range(1, 100))
+
+
+def test_a_plan_becomes_another_in_place() -> None:
+    table = torch.arange(60).view(3, 20)
+    static = paged_decode.plan(table, torch.tensor([0, 1, 2]), [1, 1, 1], torch.float32)
+    tensors = [static.slots, static.mask, static.order, static.inverse, static.groups]
+    other = paged_decode.plan(table, torch.tensor([2, 0, 1]), [3, 20, 9], torch.float32)
+    static.replace(other)
+    q, pool = torch.randn(3, 2, 8), torch.randn(60, 1, 8)
+    outputs = [
+        torch.ops.strata.paged_decode(q, pool, pool, *tensors),
+        paged_decode.paged_decode(q, pool, pool, other),
+    ]
+    assert torch.equal(*outputs)
 
 
 def test_a_second_stage_may_bring_its_copy_of_the_op() -> None:
@@ -86,12 +109,12 @@ def test_a_second_stage_may_bring_its_copy_of_the_op() -> None:
     sys.modules[spec.name] = copy  # dataclasses look their module up
     spec.loader.exec_module(copy)
     table = torch.arange(4).view(1, 4)
-    step_plan = copy.plan(table, torch.tensor([0]), torch.tensor([4]), 4, torch.float32)
+    step = copy.plan(table, torch.tensor([0]), [4], torch.float32)
     pool = torch.randn(4, 1, 8)
-    assert copy.paged_decode(torch.randn(1, 1, 8), pool, pool, step_plan).shape == (1, 1, 8)
+    assert copy.paged_decode(torch.randn(1, 1, 8), pool, pool, step).shape == (1, 1, 8)
 
 
 def test_the_op_has_a_shape_without_data() -> None:
     q, pool = torch.empty(2, 4, 8, device="meta"), torch.empty(10, 2, 8, device="meta")
-    slots, mask = torch.empty(6, dtype=torch.int64, device="meta"), torch.empty(2, 1, 1, 3, device="meta")
-    assert torch.ops.strata.paged_decode(q, pool, pool, slots, mask).shape == q.shape
+    step = [torch.empty(6, dtype=torch.int64, device="meta")] * 5
+    assert torch.ops.strata.paged_decode(q, pool, pool, *step).shape == q.shape

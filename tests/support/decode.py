@@ -2,15 +2,103 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import torch
 from torch import Tensor
 
-from stages.v0_1_genesis.support import packed_linear
+from stages.v0_1_genesis.layers.logits_processor import LogitsProcessorOutput
+from stages.v0_1_genesis.managers.router.infer_batch import ForwardMode
+from stages.v0_1_genesis.managers.router.model_runner import InputMetadata, ModelRunner
+from stages.v0_1_genesis.model_config import ModelConfig
+from stages.v0_1_genesis.server_args import ServerArgs
+from stages.v0_1_genesis.support import paged_decode
+
+POOL_SIZE = 512
+
+
+def model_runner(folder: Path, dtype: str = "float32") -> ModelRunner:
+    """A runner with random K and V in its pool, and every row of its table full of different slots but 0,
+    which is the padding's."""
+    args = ServerArgs(model_path=str(folder), device="cpu", dtype=dtype, max_total_tokens=POOL_SIZE)  # type: ignore[arg-type]
+    runner = ModelRunner(ModelConfig(str(folder)), args, tp_rank=0, nccl_port=0)
+    for buffer in (*runner.token_to_kv_pool.k_buffer, *runner.token_to_kv_pool.v_buffer):
+        buffer.normal_()
+    table = runner.req_to_token_pool.req_to_token
+    slots = torch.stack([1 + torch.randperm(POOL_SIZE - 1) for _ in range(len(table))])
+    table[:, : POOL_SIZE - 1] = slots[:, : table.shape[1]].to(table.dtype)
+    return runner
+
+
+class StaticDecode:
+    """Static inputs of a decode step of ``bs`` requests, and the step itself.
+
+    Args:
+        runner: whose model and pools.
+        bs: requests.
+        max_len: columns of the plan until it is replanned with other lengths.
+    """
+
+    def __init__(self, runner: ModelRunner, bs: int, max_len: int = 24) -> None:
+        self.runner, self.bs, self.max_len = runner, bs, max_len
+        self.input_ids = torch.zeros(bs, dtype=torch.int64)
+        self.positions = torch.zeros(bs, dtype=torch.int64)
+        self.slots = torch.zeros(bs, dtype=torch.int64)
+        self.plan = self._plan(torch.arange(bs), torch.ones(bs, dtype=torch.int64))
+        self.metadata = InputMetadata(
+            forward_mode=ForwardMode.DECODE,
+            attention="torch",
+            batch_size=bs,
+            total_num_tokens=bs,
+            max_seq_len=max_len,
+            req_pool_indices=torch.arange(bs),
+            seq_lens=torch.ones(bs, dtype=torch.int64),
+            req_to_token=runner.req_to_token_pool.req_to_token,
+            token_to_kv_pool=runner.token_to_kv_pool,
+            out_cache_loc=self.slots,
+            out_cache_cont_start=None,
+            out_cache_cont_end=None,
+            seq_lens_cpu=[1] * bs,
+            flashinfer=None,
+        )
+        self.metadata.decode_plan = self.plan
+
+    def _plan(self, rows: Tensor, seq_lens: Tensor) -> paged_decode.DecodePlan:
+        table, dtype = self.runner.req_to_token_pool.req_to_token, self.runner.dtype
+        return paged_decode.plan(table, rows, seq_lens.tolist(), dtype)
+
+    def fill(self) -> None:
+        """Other tokens of other requests with other lengths, each stored where its request's table says."""
+        table = self.runner.req_to_token_pool.req_to_token
+        rows = torch.randperm(len(table))[: self.bs]
+        seq_lens = torch.randint(1, self.max_len + 1, (self.bs,))
+        self.input_ids.random_(self.runner.model_config.vocab_size)
+        self.positions.copy_(seq_lens - 1)
+        self.slots.copy_(table[rows, seq_lens - 1])
+        self.rows, self.seq_lens = rows, seq_lens
+        self.plan.replace(self._plan(rows, seq_lens))
+
+    def pad(self, real_bs: int) -> None:
+        """Replan with only the first ``real_bs`` requests: the rest have length 1, in slot 0."""
+        self.runner.req_to_token_pool.req_to_token[self.rows[real_bs:], 0] = 0
+        self.seq_lens[real_bs:] = 1
+        self.plan.replace(self._plan(self.rows, self.seq_lens))
+
+    def run(self) -> LogitsProcessorOutput:
+        return self.runner.model(self.input_ids, self.positions, self.metadata)
+
+    def pool_snapshot(self) -> list[Tensor]:
+        pool = self.runner.token_to_kv_pool
+        return [buffer.clone() for buffer in (*pool.k_buffer, *pool.v_buffer)]
+
+    def restore(self, snapshot: list[Tensor]) -> None:
+        pool = self.runner.token_to_kv_pool
+        for buffer, saved in zip((*pool.k_buffer, *pool.v_buffer), snapshot, strict=True):
+            buffer.copy_(saved)
 
 
 def packed(weight: Tensor) -> Tensor:
-    """``weight`` packed, however small, where that is possible."""
-    import torch
+    """``weight`` in oneDNN's layout, however small, where that is possible."""
+    from stages.v0_1_genesis.support.packed_linear import can_pack
 
-    if not packed_linear.can_pack(weight.dtype):
-        return weight
-    return torch.ops.mkldnn._reorder_linear_weight(weight)
+    return torch.ops.mkldnn._reorder_linear_weight(weight) if can_pack(weight.dtype) else weight

@@ -155,7 +155,7 @@ def test_opaque_and_packed_ops() -> None:
     inputs = Inputs()
     weight = packed(inputs.w)
     table = torch.arange(16).view(2, 8)
-    step = plan(table, torch.tensor([0, 1]), torch.tensor([3, 5]), 5, torch.float32)
+    step = plan(table, torch.tensor([0, 1]), [3, 5], torch.float32)
     k = torch.randn(16, 1, 8)
 
     def attend() -> Tensor:
@@ -174,12 +174,11 @@ def test_a_plan_may_change_its_shape() -> None:
     inputs = Inputs()
     q = torch.randn(2, 2, 8)
     table = torch.arange(16).view(2, 8)
-    static = plan(table, torch.tensor([0, 1]), torch.tensor([8, 8]), 8, torch.float32)
+    static = plan(table, torch.tensor([0, 1]), [8, 8], torch.float32)
 
     def replan(lens: list[int]) -> DecodePlan:
-        fresh = plan(table, torch.tensor([0, 1]), torch.tensor(lens), max(lens), torch.float32)
-        static.slots.resize_(fresh.slots.shape).copy_(fresh.slots)
-        static.mask.resize_(fresh.mask.shape).copy_(fresh.mask)
+        fresh = plan(table, torch.tensor([0, 1]), lens, torch.float32)
+        static.replace(fresh)
         return fresh
 
     def attend(step: DecodePlan = static) -> Tensor:
@@ -327,7 +326,7 @@ READS: dict[str, Callable[[Inputs], Any]] = {
     "dlpack": lambda i: np.from_dlpack(i.ids),
     "slice": lambda i: i.x[: i.ids[0]],
     "index": lambda i: i.x[i.ids[1]],
-    "range": lambda i: [j for j in range(i.ids[0])],
+    "range": lambda i: list(range(i.ids[0])),
     "equal": lambda i: torch.equal(i.x, i.y),
     "allclose": lambda i: torch.allclose(i.x, i.y),
     "max": lambda i: max(i.ids),

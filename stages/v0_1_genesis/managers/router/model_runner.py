@@ -127,7 +127,7 @@ class InputMetadata:
     def _init_torch_plan(self, batch: Batch, dtype: torch.dtype) -> None:
         if self.forward_mode is ForwardMode.DECODE:
             self.decode_plan = paged_decode.plan(
-                self.req_to_token, self.req_pool_indices, self.seq_lens, self.max_seq_len, dtype
+                self.req_to_token, self.req_pool_indices, self.seq_lens_cpu, dtype
             )
         elif self.forward_mode is ForwardMode.EXTEND:
             self.extend_plan = plan_extend(
