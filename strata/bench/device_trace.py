@@ -52,7 +52,7 @@ def trace_steps(step: Callable[[], object], count: int) -> DeviceTrace | None:
 
     None where the profiler sees no kernels: some virtual machines keep it from them.
     """
-    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True)
     torch.cuda.synchronize()
     profile.start()
     for _ in range(count):

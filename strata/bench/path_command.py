@@ -112,7 +112,7 @@ def path_table(rows: Sequence[PathRow]) -> Table:
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("workload", "case", "path"):
         result.add_column(name)
-    for name in ("tok/s", "step ms", "floor ms", "of floor", "device ms", "gap ms", "idle ms", "launches"):
+    for name in ("tok/s", "ms a step", "p10", "floor", "of floor", "device", "gap", "idle", "launches"):
         result.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         result.add_row(
@@ -121,6 +121,7 @@ def path_table(rows: Sequence[PathRow]) -> Table:
             row.path,
             f"{row.tokens_per_s:,.0f}",
             f"{row.step_ms:.2f}",
+            _optional(row.fast_step_ms, ".2f"),
             _optional(row.floor_ms, ".2f"),
             _optional(row.of_floor, ".0%"),
             _optional(row.device_ms, ".2f"),

@@ -25,7 +25,8 @@ MIX = {"cuda": (256, 100, 1024), "cpu": (64, 25, 256)}
 class PathRow:
     """One line of the report. Times are in milliseconds; a step is a decode forward, in prefill the fill.
 
-    ``step_ms`` is the median. ``phases_ms`` are the host's means, the wait for the device being in sample.
+    ``step_ms`` is the median; a tenth of the steps stays below ``fast_step_ms``. ``phases_ms`` are the host's
+    means, the wait for the device being in sample.
     ``floor_ms`` is what the memory's bandwidth allows for the step (prefill: what matrix products allow), and
     ``of_floor`` the share of that speed reached; in mix it is of the whole run. ``device_ms``, ``launches``
     and ``kernels`` are of one step, from a trace; ``host_gap_ms`` is what the step takes beyond the device.
@@ -36,6 +37,7 @@ class PathRow:
     path: str
     tokens_per_s: float
     step_ms: float
+    fast_step_ms: float | None
     phases_ms: dict[str, float]
     floor_ms: float | None = None
     of_floor: float | None = None
@@ -148,8 +150,9 @@ def _row(
     workload: str, case: str, engine: PathEngine, steps: Steps, trace: DeviceTrace | None = None
 ) -> PathRow:
     step_ms = 1e3 * steps.median_forward
+    fast_step_ms = None if steps.fast_forward is None else 1e3 * steps.fast_forward
     phases_ms = {name: 1e3 * seconds / steps.forwards for name, seconds in steps.phases.items()}
-    row = PathRow(workload, case, engine.name, steps.tokens / steps.total, step_ms, phases_ms)
+    row = PathRow(workload, case, engine.name, steps.tokens / steps.total, step_ms, fast_step_ms, phases_ms)
     if trace is None:
         return row
     device_ms = 1e3 * trace.seconds
