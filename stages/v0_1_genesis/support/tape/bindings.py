@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from .mode import Mode
 
 
 def fast_way(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
@@ -34,7 +35,7 @@ class _Arrived(Exception):
     pass
 
 
-class _Arrival(TorchDispatchMode):
+class _Arrival(Mode):
     """Stops the first call at the dispatcher and keeps it."""
 
     def __init__(self) -> None:

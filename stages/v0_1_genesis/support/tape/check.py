@@ -135,13 +135,15 @@ class Journal(Watcher):
     def __init__(self, keep_results: bool = False) -> None:
         self._keep_results = keep_results
         self._is_complete = False
+        self._next_regions: list[Region] = []
         self.regions: list[Region] = []
         self.results: dict[int, list[Tensor]] = {}
 
     def before_call(self, call: Call, args: tuple[Any, ...], fixed: list[Tensor]) -> None:
-        self.regions += [_region(call, args, tensor) for tensor in fixed]
+        self._next_regions = [_region(call, args, tensor) for tensor in fixed]
 
     def after_call(self, index: int, changed: list[Tensor]) -> None:
+        self.regions += self._next_regions
         if self._keep_results:
             self.results[index] = [tensor.clone() for tensor in changed]
 

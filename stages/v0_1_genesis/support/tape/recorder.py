@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .bindings import fast_way
+from .mode import Mode
 from .program import Call, Constant, Fixed, Host, Program, Temp, leaves, map_leaves
 from .refusals import CaptureError, RefuseHostReads, call_site, refuse
 
@@ -27,13 +27,13 @@ class Watcher:
     """Sees the tensors of a recording, which its program does not keep."""
 
     def before_call(self, call: Call, args: tuple[Any, ...], fixed: list[Tensor]) -> None:
-        """``args`` are the call's, ``fixed`` those that it will write and that outlive the run."""
+        """``args`` are the call's, ``fixed`` those of them that it writes, unless it fails."""
 
     def after_call(self, index: int, changed: list[Tensor]) -> None:
         """``changed`` are the temporaries that the call at position ``index`` made, then those it wrote."""
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(Mode):
     """Records one run.
 
     Args:
@@ -90,10 +90,10 @@ class Recorder(TorchDispatchMode):
         fixed = list(compress(written, is_fixed))
         temps = list(compress(written, map(not_, is_fixed)))
         self._watcher.before_call(call, args, fixed)
-        storages = [_storage(tensor) for tensor in written]
+        memory = [*map(_storage, written), *map(_view, fixed)]
         returned = op(*args, **kwargs)
-        if storages != [_storage(tensor) for tensor in written]:
-            raise CaptureError(f"{call} gives a tensor other memory")
+        if memory != [*map(_storage, written), *map(_view, fixed)]:
+            raise CaptureError(f"{call} gives a tensor other memory, or a fixed tensor another shape")
         made = self._find_results(call, returned, ())
         if not _is_view(call, returned):
             self._watcher.after_call(len(self._calls), made + temps)
@@ -178,6 +178,7 @@ def _view(tensor: Tensor) -> tuple[Any, ...] | None:
 
 
 def _storage(tensor: Tensor) -> tuple[int, int] | None:
+    """Address and size of the storage."""
     if tensor.layout is not torch.strided:
         return None
     storage = tensor.untyped_storage()

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from .mode import Mode
 
 HOST_READ = (
     "reads a tensor on the host: every replay would go on with the value of this run. "
@@ -98,7 +99,7 @@ def _look_inside(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
         return False
 
 
-class _RefuseCalls(TorchDispatchMode):
+class _RefuseCalls(Mode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
