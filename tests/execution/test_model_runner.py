@@ -54,7 +54,7 @@ def test_prefill_gives_transformers_logits(model: str) -> None:
 
 def test_extend_reads_the_prefix_through_the_table(model: str) -> None:
     ids, rows, folder = prompts(*LENGTHS), strewn_rows(LENGTHS), str(tiny_llama(model))
-    prefix_lens = [0, 6, 10, 64]
+    prefix_lens = [0, 6, 10, 64]  # nothing cached, all but one token, and two in between
     cached = [seq[:prefix] for seq, prefix in zip(ids, prefix_lens, strict=True) if prefix]
     poison(runner(model))
     prefill(runner(model), cached, rows[1:])

@@ -18,8 +18,8 @@ class ExtendPlan:
     """What all layers of an EXTEND step share, per request.
 
     ``extend_lens``: new tokens. ``slots[i]`` ``[seq_len]``: where K and V of the whole sequence lie.
-    ``masks[i]`` bool ``[extend_len, seq_len]``: which of them each new token sees; None where nothing is
-    cached, so that plain causal attention serves.
+    ``masks[i]`` ``[extend_len, seq_len]`` is added to the scores: 0 for what a new token sees, else -inf; None
+    where nothing is cached, so that plain causal attention serves, and for one new token, which sees all.
     """
 
     extend_lens: list[int]
@@ -28,22 +28,28 @@ class ExtendPlan:
 
 
 def plan_extend(
-    req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: list[int], prefix_lens: list[int]
+    req_to_token: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: list[int],
+    prefix_lens: list[int],
+    dtype: torch.dtype,
 ) -> ExtendPlan:
-    """Plan a step; ``req_pool_indices`` ``[bs]`` are rows of ``req_to_token``, lengths are the host's."""
+    """Plan a step of requests in rows ``req_pool_indices`` ``[bs]`` of ``req_to_token``; ``dtype``: the queries'."""
     rows = req_to_token.index_select(0, req_pool_indices)
     lens = list(zip(seq_lens, prefix_lens, strict=True))
     return ExtendPlan(
         extend_lens=[seq_len - prefix_len for seq_len, prefix_len in lens],
         slots=[row[:seq_len] for row, seq_len in zip(rows, seq_lens, strict=True)],
-        masks=[_extend_mask(seq_len, prefix_len, rows.device) for seq_len, prefix_len in lens],
+        masks=[_extend_mask(seq_len, prefix_len, dtype, rows.device) for seq_len, prefix_len in lens],
     )
 
 
-def _extend_mask(seq_len: int, prefix_len: int, device: torch.device) -> Tensor | None:
-    if prefix_len == 0:
+def _extend_mask(seq_len: int, prefix_len: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    extend_len = seq_len - prefix_len
+    if prefix_len == 0 or extend_len == 1:
         return None
-    return torch.ones(seq_len - prefix_len, seq_len, dtype=torch.bool, device=device).tril_(prefix_len)
+    hidden = torch.full((extend_len, seq_len), -torch.inf, dtype=dtype, device=device)
+    return hidden.triu_(prefix_len + 1)
 
 
 def prefill_attention(q: Tensor, k: Tensor, v: Tensor, seq_lens: list[int]) -> Tensor:
@@ -72,6 +78,7 @@ def extend_attention(q: Tensor, k_buffer: Tensor, v_buffer: Tensor, plan: Extend
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """One request, causal unless ``mask`` says otherwise: ``[len, heads, dim]`` -> the same."""
+    is_causal = mask is None and len(q) > 1
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-    o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+    o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=True)
     return o.squeeze(0).transpose(0, 1)

@@ -131,7 +131,7 @@ class InputMetadata:
             )
         elif self.forward_mode is ForwardMode.EXTEND:
             self.extend_plan = plan_extend(
-                self.req_to_token, self.req_pool_indices, batch.seq_lens_cpu, batch.prefix_lens_cpu
+                self.req_to_token, self.req_pool_indices, self.seq_lens_cpu, batch.prefix_lens_cpu, dtype
             )
 
     def _init_flashinfer_plan(self) -> None:
