@@ -131,6 +131,7 @@ def test_a_failing_workload_costs_only_itself(tmp_path: Path, monkeypatch: pytes
     }
 
 
+@pytest.mark.slow
 def test_the_command_reports_all_workloads(tmp_path: Path) -> None:
     json_path = tmp_path / "bench.json"
     ran = strata("bench", "--shape", "tiny", "--quick", "--json", str(json_path), OMP_NUM_THREADS="1")
