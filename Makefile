@@ -45,7 +45,7 @@ test: model ## run the whole suite
 
 check: $(STAMP) ## lint, types, fast tests
 	@$(BIN)/ruff check
-	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 

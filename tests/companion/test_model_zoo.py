@@ -177,7 +177,7 @@ def test_too_little_space_is_said_before_the_download(
     assert index.leftovers() == []
 
 
-@pytest.mark.parametrize("cache", ["/dev/null/cache", "/proc/strata-cache"])
+@pytest.mark.parametrize("cache", ["/dev/null/cache", "/proc/strata-cache", "~nobody-here/cache"])
 def test_a_cache_that_cannot_be_made_is_one_line(cache: str) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "strata", "model", "path"],
