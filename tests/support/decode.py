@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from stages.v0_1_genesis.layers.logits_processor import LogitsProcessorOutput
@@ -13,6 +14,7 @@ from stages.v0_1_genesis.managers.router.model_runner import InputMetadata, Mode
 from stages.v0_1_genesis.model_config import ModelConfig
 from stages.v0_1_genesis.server_args import ServerArgs
 from stages.v0_1_genesis.support import paged_decode
+from stages.v0_1_genesis.support.packed_linear import can_pack
 
 POOL_SIZE = 512
 
@@ -31,27 +33,20 @@ def model_runner(folder: Path, dtype: str = "float32") -> ModelRunner:
 
 
 class StaticDecode:
-    """Static inputs of a decode step of ``bs`` requests, and the step itself.
+    """Static inputs of a decode step of ``bs`` requests, and the step itself."""
 
-    Args:
-        runner: whose model and pools.
-        bs: requests.
-        max_len: columns of the plan until it is replanned with other lengths.
-    """
-
-    def __init__(self, runner: ModelRunner, bs: int, max_len: int = 24) -> None:
-        self.runner, self.bs, self.max_len = runner, bs, max_len
+    def __init__(self, runner: ModelRunner, bs: int) -> None:
+        self.runner, self.bs = runner, bs
         self.input_ids = torch.zeros(bs, dtype=torch.int64)
         self.positions = torch.zeros(bs, dtype=torch.int64)
         self.slots = torch.zeros(bs, dtype=torch.int64)
-        self.plan = self._plan(torch.arange(bs), torch.ones(bs, dtype=torch.int64))
         self.metadata = InputMetadata(
             forward_mode=ForwardMode.DECODE,
             attention="torch",
             batch_size=bs,
             total_num_tokens=bs,
-            max_seq_len=max_len,
-            req_pool_indices=torch.arange(bs),
+            max_seq_len=1,
+            req_pool_indices=torch.zeros(bs, dtype=torch.int64),
             seq_lens=torch.ones(bs, dtype=torch.int64),
             req_to_token=runner.req_to_token_pool.req_to_token,
             token_to_kv_pool=runner.token_to_kv_pool,
@@ -61,28 +56,25 @@ class StaticDecode:
             seq_lens_cpu=[1] * bs,
             flashinfer=None,
         )
-        self.metadata.decode_plan = self.plan
+        self.metadata.decode_plan = self._plan(torch.arange(bs), [1] * bs)
 
-    def _plan(self, rows: Tensor, seq_lens: Tensor) -> paged_decode.DecodePlan:
-        table, dtype = self.runner.req_to_token_pool.req_to_token, self.runner.dtype
-        return paged_decode.plan(table, rows, seq_lens.tolist(), dtype)
+    def _plan(self, rows: Tensor, seq_lens: list[int]) -> paged_decode.DecodePlan:
+        return paged_decode.plan(self.metadata.req_to_token, rows, seq_lens, self.runner.dtype)
 
-    def fill(self) -> None:
+    def fill(self, max_len: int = 24) -> None:
         """Other tokens of other requests with other lengths, each stored where its request's table says."""
-        table = self.runner.req_to_token_pool.req_to_token
-        rows = torch.randperm(len(table))[: self.bs]
-        seq_lens = torch.randint(1, self.max_len + 1, (self.bs,))
-        self.input_ids.random_(self.runner.model_config.vocab_size)
-        self.positions.copy_(seq_lens - 1)
-        self.slots.copy_(table[rows, seq_lens - 1])
-        self.rows, self.seq_lens = rows, seq_lens
-        self.plan.replace(self._plan(rows, seq_lens))
+        rows = torch.randperm(len(self.metadata.req_to_token))[: self.bs]
+        seq_lens = torch.randint(1, max_len + 1, (self.bs,))
+        self.set(torch.randint(self.runner.model_config.vocab_size, (self.bs,)), rows, seq_lens)
 
-    def pad(self, real_bs: int) -> None:
-        """Replan with only the first ``real_bs`` requests: the rest have length 1, in slot 0."""
-        self.runner.req_to_token_pool.req_to_token[self.rows[real_bs:], 0] = 0
-        self.seq_lens[real_bs:] = 1
-        self.plan.replace(self._plan(self.rows, self.seq_lens))
+    def set(self, input_ids: Tensor, rows: Tensor, seq_lens: Tensor) -> None:
+        """The given requests, and padding up to ``bs``: token 0 in slot 0, of length 1 in row 0."""
+        num_padded = self.bs - len(input_ids)
+        rows, lens = F.pad(rows, (0, num_padded)), F.pad(seq_lens, (0, num_padded), value=1)
+        self.input_ids.copy_(F.pad(input_ids, (0, num_padded)))
+        self.positions.copy_(lens - 1)
+        self.slots.copy_(F.pad(self.metadata.req_to_token[rows, lens - 1][: len(input_ids)], (0, num_padded)))
+        self.metadata.decode_plan.replace(self._plan(rows, lens.tolist()))
 
     def run(self) -> LogitsProcessorOutput:
         return self.runner.model(self.input_ids, self.positions, self.metadata)
@@ -99,6 +91,4 @@ class StaticDecode:
 
 def packed(weight: Tensor) -> Tensor:
     """``weight`` in oneDNN's layout, however small, where that is possible."""
-    from stages.v0_1_genesis.support.packed_linear import can_pack
-
     return torch.ops.mkldnn._reorder_linear_weight(weight) if can_pack(weight.dtype) else weight

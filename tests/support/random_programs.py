@@ -77,7 +77,7 @@ OPS: dict[str, Op] = {
     # in place
     "add_": lambda f, a, b, n: a.add_(b),
     "mul_": lambda f, a, b, n: a.mul_(n / 2),
-    "copy_": lambda f, a, b, n: a.copy_(b),
+    "copy_": lambda f, a, b, n: a.copy_(b) if a is not b else a,
     "fill": lambda f, a, b, n: a[:1].fill_(n),
     "set": lambda f, a, b, n: _set(a, b),
     "t_": lambda f, a, b, n: a.clone().t_().squeeze_(),

@@ -15,7 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stages.v0_1_genesis.support.graph_tape import CaptureError, Graph, Tape, TapePool, make_graph, make_pool
+from stages.v0_1_genesis.support.packed_linear import linear
+from stages.v0_1_genesis.support.paged_decode import DecodePlan, paged_decode, plan
 from stages.v0_1_genesis.support.tape.program import same_bits
+
+from .decode import packed
 
 CPU = torch.device("cpu")
 
@@ -149,9 +153,6 @@ def test_changes_of_shape_in_place_and_of_dtype() -> None:
 
 
 def test_opaque_and_packed_ops() -> None:
-    from stages.v0_1_genesis.support.paged_decode import paged_decode, plan
-    from tests.support.decode import packed
-
     inputs = Inputs()
     weight = packed(inputs.w)
     table = torch.arange(16).view(2, 8)
@@ -159,37 +160,34 @@ def test_opaque_and_packed_ops() -> None:
     k = torch.randn(16, 1, 8)
 
     def attend() -> Tensor:
-        q = F.linear(inputs.x, weight) if not weight.is_mkldnn else linear(inputs.x, weight)
-        return paged_decode(q.view(2, 2, 8), k, inputs.pool.view(16, 1, 8), step)
+        q = linear(inputs.x, weight).view(2, 2, 8)
+        return paged_decode(q, k, inputs.pool.view(16, 1, 8), step)
 
-    from stages.v0_1_genesis.support.packed_linear import linear
+    graph = assert_replays(attend, inputs)
+    assert "mkldnn__linear_pointwise" in graph.source or not weight.is_mkldnn
+    assert "strata_paged_decode" in graph.source
 
-    assert_replays(attend, inputs)
 
-
-def test_a_plan_may_change_its_shape() -> None:
-    """Planned on the host between replays, as FlashInfer's: same tensor objects, other length."""
-    from stages.v0_1_genesis.support.paged_decode import DecodePlan, paged_decode, plan
-
+def test_a_tensor_that_only_opaque_ops_read_may_change_its_shape() -> None:
+    """Such as a plan made on the host between replays."""
     inputs = Inputs()
-    q = torch.randn(2, 2, 8)
     table = torch.arange(16).view(2, 8)
-    static = plan(table, torch.tensor([0, 1]), [8, 8], torch.float32)
+    q = torch.randn(2, 2, 8)
 
-    def replan(lens: list[int]) -> DecodePlan:
-        fresh = plan(table, torch.tensor([0, 1]), lens, torch.float32)
-        static.replace(fresh)
-        return fresh
+    def plan_of(lens: list[int]) -> DecodePlan:
+        return plan(table, torch.tensor([0, 1]), lens, torch.float32)
+
+    static = plan_of([8, 8])
 
     def attend(step: DecodePlan = static) -> Tensor:
         return paged_decode(q * 2, inputs.pool.view(16, 1, 8), inputs.pool.view(16, 1, 8), step) + 1
 
     graph = tape()
-    output = graph.capture(attend, vary=lambda: replan([2, 4]))
+    output = graph.capture(attend, vary=lambda: static.replace(plan_of([2, 4])))
     for lens in ([1, 1], [8, 3], [5, 7]):
-        fresh = replan(lens)
+        static.replace(plan_of(lens))
         graph.replay()
-        assert same_bits(output, attend(fresh))
+        assert same_bits(output, attend(plan_of(lens)))
 
 
 @dataclasses.dataclass
@@ -294,7 +292,7 @@ def peak_bytes(fn: Callable[[], Any]) -> int:
         result = fn()
         del result
     held = peak = 0
-    for event in recording.profiler.kineto_results.events():  # type: ignore[union-attr]
+    for event in recording.profiler.kineto_results.events():
         if event.name() == "[memory]":
             held += event.nbytes()
             peak = max(peak, held)
@@ -359,15 +357,18 @@ def test_harmless_relatives_are_not_refused() -> None:
     inputs = Inputs()
 
     def harmless() -> tuple[Any, ...]:
+        q = inputs.x.view(1, 1, 4, 8)
         return (
             torch.where(inputs.x > 0, inputs.x, inputs.y),
             F.dropout(inputs.x, training=False),
             inputs.x[torch.tensor([1, 0])],
             inputs.x.repeat_interleave(torch.tensor([1, 2, 0, 1]), dim=0, output_size=4),
             inputs.pool[inputs.ids],
-            F.scaled_dot_product_attention(*[inputs.x.view(1, 1, 4, 8)] * 3),
+            F.scaled_dot_product_attention(q, q, q),
             inputs.x.masked_fill(MASK.unsqueeze(1), 1.0),
             F.layer_norm(inputs.x, (8,)),
+            inputs.x.masked_fill(inputs.x > 0, float("nan")),
+            inputs.x.masked_fill(inputs.x > 0, -torch.inf),
             *(row + 1 for row in inputs.x),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from multiprocessing.connection import Connection
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -42,6 +43,7 @@ def _rank(rank: int, port: int, answer: Connection) -> None:
     destroy_model_parallel()
 
 
+@pytest.mark.slow
 def test_collectives_in_a_tape() -> None:
     context = multiprocessing.get_context("spawn")
     port = free_port()

@@ -23,7 +23,7 @@ from stages.v0_1_genesis.support.tape.source import Source
 
 from .random_programs import Fixed, Step, programs, run
 
-Mutation = Callable[[Program], Program]
+Mutation = Callable[[Program, int], Program]
 
 
 def replays_like_a_plain_run(
@@ -40,7 +40,7 @@ def replays_like_a_plain_run(
     return all(map(same_bits, outputs, expected)) and all(map(same_bits, fixed.tensors, written))
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(program=programs)
 def test_a_replay_is_a_plain_run(program: list[Step]) -> None:
     torch.manual_seed(0)
@@ -118,7 +118,7 @@ def _shift(leaf: object) -> object:
 MUTATIONS = [stale_buffer, missing_call, reordered_calls, frozen_number, shifted_view]
 
 
-def mutated(mutation: Callable[[Program, int], Program], number: int) -> Callable[..., Source]:
+def mutated(mutation: Mutation, number: int) -> Callable[..., Source]:
     mutant = cache(lambda program_id: mutation(programs_by_id[program_id], number))
     programs_by_id: dict[int, Program] = {}
 
@@ -129,10 +129,10 @@ def mutated(mutation: Callable[[Program, int], Program], number: int) -> Callabl
     return source
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(program=programs, mutation=st.sampled_from(MUTATIONS), number=st.integers(0, 10))
 def test_a_mutant_that_passes_the_self_check_does_no_harm(
-    program: list[Step], mutation: Callable[[Program, int], Program], number: int
+    program: list[Step], mutation: Mutation, number: int
 ) -> None:
     torch.manual_seed(0)
     fixed = Fixed()
@@ -145,7 +145,7 @@ def test_a_mutant_that_passes_the_self_check_does_no_harm(
     assert all(replays_like_a_plain_run(graph, outputs, program, fixed) for _ in range(2)), graph.source
 
 
-NAMED = {
+NAMED: dict[Mutation, tuple[int, str]] = {
     stale_buffer: (0, r"output 0 .* first in aten\.mul"),
     missing_call: (0, r"first in aten\.add_"),
     reordered_calls: (0, r"first in aten\.add_"),
@@ -155,7 +155,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("mutation", NAMED)
-def test_named_mutants_are_caught_and_the_call_is_named(mutation: Callable[[Program, int], Program]) -> None:
+def test_named_mutants_are_caught_and_the_call_is_named(mutation: Mutation) -> None:
     torch.manual_seed(0)
     fixed = Fixed()
 

@@ -38,6 +38,8 @@ from .tape.recorder import Recorder
 from .tape.refusals import CaptureError
 from .tape.source import Source
 
+__all__ = ["CaptureError", "Graph", "make_graph", "make_pool"]
+
 T = TypeVar("T")
 
 CUDA_TOLERANCE = 0.02
@@ -49,7 +51,7 @@ ALIGNMENT = 64
 
 
 class Graph(Protocol):
-    def capture(self, fn: Callable[[], T], vary: Callable[[], None]) -> T:
+    def capture(self, fn: Callable[[], T], vary: Callable[[], object]) -> T:
         """Record ``fn`` and check a replay; return its outputs, which every replay fills anew.
 
         Outputs are a tensor, or tuples, lists, dicts and dataclasses with tensors in them. The static inputs
@@ -81,7 +83,7 @@ class CudaGraph:
         self._pool = pool
 
     @torch.inference_mode()
-    def capture(self, fn: Callable[[], T], vary: Callable[[], None]) -> T:
+    def capture(self, fn: Callable[[], T], vary: Callable[[], object]) -> T:
         with torch.cuda.graph(self._graph, pool=self._pool):
             outputs = fn()
         vary()
@@ -107,7 +109,7 @@ class Tape:
         """The function, for readers."""
 
     @torch.inference_mode()
-    def capture(self, fn: Callable[[], T], vary: Callable[[], None]) -> T:
+    def capture(self, fn: Callable[[], T], vary: Callable[[], object]) -> T:
         recorded, program = Recorder().record(fn)
         outputs, copies = self._pool.place(recorded, program.outputs)
         source = Source(program, copies)

@@ -34,7 +34,7 @@ def check(
     replay: Callable[[], None],
     outputs: Any,
     fn: Callable[[], Any],
-    vary: Callable[[], None],
+    vary: Callable[[], object],
 ) -> None:
     """Compare ``replay`` with ``fn`` after ``vary`` has changed the static inputs.
 

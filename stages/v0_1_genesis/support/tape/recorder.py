@@ -6,6 +6,7 @@ host does with them is not in the program: replays would keep what they were in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import compress
 from operator import not_
@@ -143,7 +144,7 @@ class Recorder(Mode):
         if isinstance(value, torch.ScriptObject):
             return Host(value)
         if not isinstance(value, Tensor):
-            return value
+            return math.nan if value != value else value  # one NaN, so that programs can be compared
         if id(value) in self._fixed_numbers:
             return Fixed(self._fixed_numbers[id(value)])
         view = _view(value)

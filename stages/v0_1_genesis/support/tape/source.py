@@ -124,6 +124,8 @@ class Source:
             return repr(value)
         if isinstance(value, Host):
             return self._global(value.name, value.value)
+        if isinstance(value, torch.dtype):
+            return self._global(str(value).removeprefix("torch."), value)
         return self._global("constant", value.value if isinstance(value, Constant) else value)
 
     def _variable(self, temp: Temp) -> str:
