@@ -215,7 +215,7 @@ class ModelRpcServer:
         self.tree_cache.reset()
         return True
 
-    def internal_state(self) -> dict[str, int | float | str]:
+    def internal_state(self) -> dict[str, int | float]:
         """The engine's state in numbers, as `/get_internal_state` reports it."""
         return {
             "size": self.token_to_kv_pool.size,
