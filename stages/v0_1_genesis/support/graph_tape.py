@@ -27,6 +27,7 @@ valid contents in the static inputs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -135,23 +136,23 @@ class TapePool:
 
         Outputs that are fixed tensors stay what they are.
         """
-        size, copies, statics = 0, [], []
-        pairs = list(zip(leaves(recorded), leaves(references), strict=True))
-        starts = []
-        for value, reference in pairs:
-            starts.append(size)
-            if isinstance(reference, Temp):
-                size += -(-value.nbytes // ALIGNMENT) * ALIGNMENT
-        if size > self._storage.nbytes():
-            self._storage.resize_(size)
-        for (value, reference), start in zip(pairs, starts, strict=True):
-            if isinstance(reference, Temp):
-                statics.append(self._at(start, value))
-                copies.append((reference, statics[-1]))
-            else:
-                statics.append(value)
-        in_order = iter(statics)
-        return map_leaves(lambda _: next(in_order), recorded), copies
+        pairs = zip(leaves(recorded), leaves(references), strict=True)
+        temps = {reference: value for value, reference in pairs if isinstance(reference, Temp)}
+        sizes = (-(-value.nbytes // ALIGNMENT) * ALIGNMENT for value in temps.values())
+        *starts, end = accumulate(sizes, initial=0)
+        if end > self._storage.nbytes():
+            self._storage.resize_(end)
+        statics = {
+            reference: self._at(start, value)
+            for start, (reference, value) in zip(starts, temps.items(), strict=True)
+        }
+        in_order = iter(leaves(references))
+
+        def static(value: Any) -> Any:
+            reference = next(in_order)
+            return statics[reference] if isinstance(reference, Temp) else value
+
+        return map_leaves(static, recorded), list(statics.items())
 
     def _at(self, start: int, like: Tensor) -> Tensor:
         """A copy of ``like`` that begins at byte ``start`` of the pool."""

@@ -21,6 +21,9 @@ class Fixed:
 
     index: int
 
+    def __str__(self) -> str:
+        return f"fixed tensor {self.index}"
+
 
 @dataclass(frozen=True)
 class Temp:
@@ -34,6 +37,9 @@ class Temp:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+
+    def __str__(self) -> str:
+        return f"a view {[*self.size]} of temporary {self.buffer}"
 
     @property
     def whole(self) -> tuple[int, tuple[torch.dtype, bool, bool]]:

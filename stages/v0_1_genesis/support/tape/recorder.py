@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import compress
-from operator import not_
 from typing import Any, TypeVar
 
 import torch
@@ -87,9 +85,9 @@ class Recorder(Mode):
             function=fast_way(op, args, kwargs),
             site=call_site(),
         )
-        is_fixed = [isinstance(reference, Fixed) for reference in call.writes]
-        fixed = list(compress(written, is_fixed))
-        temps = list(compress(written, map(not_, is_fixed)))
+        pairs = list(zip(written, call.writes, strict=True))
+        fixed = [tensor for tensor, reference in pairs if isinstance(reference, Fixed)]
+        temps = [tensor for tensor, reference in pairs if isinstance(reference, Temp)]
         self._watcher.before_call(call, args, fixed)
         memory = [*map(_storage, written), *map(_view, fixed)]
         returned = op(*args, **kwargs)

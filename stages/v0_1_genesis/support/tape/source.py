@@ -113,13 +113,10 @@ class Source:
             return variables[-1]
         if isinstance(value, Fixed):
             return f"f{value.index}"
-        if isinstance(value, list | tuple):
-            items = [self._expression(item, variables) for item in value]
-            return (
-                f"[{', '.join(items)}]"
-                if isinstance(value, list)
-                else f"({''.join(i + ', ' for i in items)})"
-            )
+        if isinstance(value, list):
+            return f"[{', '.join(self._expression(item, variables) for item in value)}]"
+        if isinstance(value, tuple):
+            return f"({''.join(f'{self._expression(item, variables)}, ' for item in value)})"
         if value is None or isinstance(value, bool | int | str) or _is_finite(value):
             return repr(value)
         if isinstance(value, Host):
