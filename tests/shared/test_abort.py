@@ -8,7 +8,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -27,18 +27,24 @@ def server(servers: ServerFactory, stage: str) -> ServerDriver:
     return servers(stage)
 
 
-def leave_after(server: ServerDriver, seconds: float, body: dict[str, Any]) -> None:
-    """Send a `/generate` request and close the connection after ``seconds``, or when the answer ends."""
+@contextlib.contextmanager
+def connected(server: ServerDriver, body: dict[str, Any]) -> Iterator[socket.socket]:
+    """A `/generate` request whose client goes away at the end of the block."""
     content = json.dumps(body).encode()
     head = f"POST /generate HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(content)}\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         connection.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + content)
+        yield connection
+
+
+def leave_after(server: ServerDriver, seconds: float, body: dict[str, Any]) -> None:
+    """Go away after ``seconds``, or when the answer ends."""
+    with connected(server, body) as connection, contextlib.suppress(TimeoutError):
         deadline = time.monotonic() + seconds
-        with contextlib.suppress(TimeoutError):
-            while (left := deadline - time.monotonic()) > 0:
-                connection.settimeout(left)
-                if not connection.recv(1 << 16):
-                    return
+        while (left := deadline - time.monotonic()) > 0:
+            connection.settimeout(left)
+            if not connection.recv(1 << 16):
+                return
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
@@ -60,24 +66,19 @@ def test_one_that_runs(server: ServerDriver, streaming: bool) -> None:
 @pytest.mark.slow
 def test_while_queued(servers: ServerFactory, stage: str) -> None:
     """The pool is full of one request; another waits, and goes while it waits."""
-    server = servers(stage, "llama", "--max-total-tokens", "300")
-    full = {"input_ids": prompt(100, 60), "sampling_params": {**LONG, "max_new_tokens": 190}}
-    with probe(server):
-        expected = generate(server, **full)["text"]
-        answers: list[Any] = []
-        runner = threading.Thread(target=lambda: answers.append(generate(server, **full)))
-        other: dict[str, Any] = {"input_ids": prompt(200, 61), "sampling_params": {**LONG, "stop": "\u0001"}}
-        leaver = threading.Thread(target=lambda: leave_after(server, 0.4, other))
-        runner.start()
-        wait_until(lambda: internal_state(server)["running"] == 1)
-        leaver.start()
-        wait_until(lambda: internal_state(server)["waiting"] == 1)
-        leaver.join()
-        wait_until(lambda: internal_state(server)["waiting"] == 0)
-        assert internal_state(server)["running"] == 1, "it was forgotten while the other one runs"
-        runner.join()
-        assert answers[0]["text"] == expected
-        assert wait_idle(server)["waiting"] == 0
+    server = servers(stage, "llama", "--max-total-tokens", "2000")
+    runs = {"input_ids": prompt(100, 60), "sampling_params": {**LONG, "max_new_tokens": 1800}}
+    waits = {"input_ids": prompt(900, 61), "sampling_params": LONG}
+
+    def counts() -> tuple[int, int]:
+        state = internal_state(server)
+        return state["running"], state["waiting"]
+
+    with probe(server), connected(server, runs):
+        wait_until(lambda: counts() == (1, 0))
+        with connected(server, waits):
+            wait_until(lambda: counts() == (1, 1))
+        wait_until(lambda: counts() == (1, 0))
 
 
 def test_a_list_goes_as_one(server: ServerDriver) -> None:
