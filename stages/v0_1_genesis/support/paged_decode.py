@@ -104,22 +104,20 @@ def _paged_decode(
     # The query heads that share a KV head are rows of one attention problem, so K and V are read once.
     q = q.reshape(bs, kv_heads, heads // kv_heads, head_dim)
 
-    def attend(q: Tensor, begin: int, size: int, longest: int) -> Tensor:
-        rectangle = slice(begin, begin + size * longest)
+    def attend(q: Tensor, slots: Tensor, mask: Tensor, size: int, longest: int) -> Tensor:
         # index_select copies whole rows; plain indexing, which goes value by value, is several times slower.
-        k, v = (
-            buffer.index_select(0, slots[rectangle]).view(size, longest, kv_heads, head_dim).transpose(1, 2)
-            for buffer in (k_buffer, v_buffer)
+        k = k_buffer.index_select(0, slots).view(size, longest, kv_heads, head_dim)
+        v = v_buffer.index_select(0, slots).view(size, longest, kv_heads, head_dim)
+        return F.scaled_dot_product_attention(
+            q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask.view(size, 1, 1, longest)
         )
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[rectangle].view(size, 1, 1, longest))
 
-    cuts = groups.tolist()
-    if len(cuts) == 1:
-        return attend(q, 0, *cuts[0]).reshape(bs, heads, head_dim)
-    outputs, begin = [], 0
-    for part, (size, longest) in zip(q[order].split([size for size, _ in cuts]), cuts, strict=True):
-        outputs.append(attend(part, begin, size, longest))
-        begin += size * longest
+    shapes = groups.tolist()
+    if len(shapes) == 1:
+        return attend(q, slots, mask, *shapes[0]).reshape(bs, heads, head_dim)
+    sizes, cells = [size for size, _ in shapes], [size * longest for size, longest in shapes]
+    parts = zip(q[order].split(sizes), slots.split(cells), mask.split(cells), shapes, strict=True)
+    outputs = [attend(*part, *shape) for *part, shape in parts]
     return torch.cat(outputs)[inverse].reshape(bs, heads, head_dim)
 
 
