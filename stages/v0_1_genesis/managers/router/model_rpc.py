@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Sequence
-from functools import cached_property
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,15 +16,12 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ...constrained.fsm_cache import FSMCache
-from ...hf_transformers_utils import get_tokenizer
 from ...model_config import ModelConfig
 from ...server_args import PortArgs, ServerArgs
 from ...support.engine_stats import EngineStats
 from ...support.staging import StagingBuffer
 from ...support.step_timer import StepTimer
 from ...support.transport import Receiver, Sender
-from ...utils import get_int_token_ids
 from ..io_struct import (
     AbortReq,
     ControlOut,
@@ -43,6 +38,7 @@ from .model_runner import ModelRunner
 from .output_streamer import OutputStreamer
 from .radix_cache import RadixCache
 from .rank_processes import RankProcesses, answer_endpoint, step_endpoint
+from .request_intake import RequestIntake
 from .scheduler import Scheduler
 from .stats_log import StatsLog
 
@@ -68,8 +64,6 @@ class ModelRpcServer:
         self.tp_rank = tp_rank
         self.model_config = ModelConfig(server_args.model_path, server_args.context_length)
         self.model_runner = ModelRunner(self.model_config, server_args, tp_rank, nccl_port)
-        self.tokenizer = get_tokenizer(server_args.tokenizer_path, server_args.model_path)
-        self.regex_fsm_cache = FSMCache(self.tokenizer, self.model_config.vocab_size)
         self.req_to_token_pool = self.model_runner.req_to_token_pool
         self.token_to_kv_pool = self.model_runner.token_to_kv_pool
         index_dtype = self.token_to_kv_pool.index_dtype
@@ -81,21 +75,21 @@ class ModelRpcServer:
             server_args.schedule_heuristic, self.tree_cache, seed=server_args.random_seed
         )
 
-        context_len = self.model_config.context_len
         self.max_total_num_token = self.model_runner.max_total_num_token
         self.max_num_running_seq = server_args.max_running_requests or max(self.max_total_num_token // 2, 1)
-        self.max_prefill_num_token = max(context_len, self.max_total_num_token // 6)
-        self.max_req_input_len = min(context_len - 1, self.max_total_num_token - 2)
+        self.max_prefill_num_token = max(self.model_config.context_len, self.max_total_num_token // 6)
 
         self.forward_queue: list[Req] = []
         self.running_batch = self._new_batch([])
         self.num_continue_decode_steps = NUM_CONTINUE_DECODE_STEPS
         self.retract_every = 0
         """Force a retraction every so many decode steps; 0 for never. For tests and traces."""
+        self.intake = RequestIntake(
+            server_args, self.model_config, self.max_total_num_token, self.model_runner.device
+        )
         self.output = OutputStreamer()
         self.stats = EngineStats()
         self.step_timer = StepTimer()
-        self._seeds = random.Random(server_args.random_seed)
         log_enabled = tp_rank == 0 and not server_args.disable_log_stats
         self.stats_log = StatsLog(log_enabled, self.stats, self.token_to_kv_pool)
 
@@ -138,56 +132,11 @@ class ModelRpcServer:
 
     def handle_generate_request(self, recv_req: TokenizedGenerateReqInput) -> None:
         """Queue one request, or answer it at once where there is nothing to compute."""
-        req = Req(recv_req.rid, recv_req.input_ids, recv_req.sampling_params, recv_req.stream, self.tokenizer)
-        if recv_req.sampling_params.seed is None:
-            req.seed = self._seeds.getrandbits(63)
-        if recv_req.sampling_params.dtype == "int":
-            req.allowed_token_ids = self._int_token_ids
-        self._set_regex_fsm(req, recv_req)
-        req.return_normalized_logprob = recv_req.return_normalized_logprob
-        req.normalized_logprob_start_len = recv_req.normalized_logprob_start_len
-        if (refusal := self._refusal(recv_req)) is not None:
-            req.finish(FinishReason.ABORT, refusal)
-        elif req.sampling_params.max_new_tokens == 0 and not req.return_normalized_logprob:
-            req.finish(FinishReason.LENGTH, 0)
-        if req.finish_reason is not None:
+        req = self.intake.make_req(recv_req)
+        if req.finish_reason is None:
+            self.forward_queue.append(req)
+        else:
             self.output.add(req)
-            return
-
-        # What can never fit would wait for ever: one request alone must fit into the context and the pool.
-        room = min(self.model_config.context_len, self.max_total_num_token - 1) - len(req.input_ids)
-        req.max_new_tokens = min(req.sampling_params.max_new_tokens, room)
-        self.forward_queue.append(req)
-
-    def _refusal(self, recv_req: TokenizedGenerateReqInput) -> str | None:
-        """Why a request can't be served. Main has checked all of it; what it missed must not end the engine."""
-        num_input, vocab_size = len(recv_req.input_ids), self.model_config.vocab_size
-        if not 0 < num_input <= self.max_req_input_len:
-            return f"the prompt has {num_input} tokens; this server takes 1 to {self.max_req_input_len}."
-        if min(recv_req.input_ids) < 0 or max(recv_req.input_ids) >= vocab_size:
-            return (
-                f"the prompt holds a token id outside of the vocabulary; ids go from 0 to {vocab_size - 1}."
-            )
-        if not 0 <= recv_req.normalized_logprob_start_len < num_input:
-            return f"normalized_logprob_start_len must be in [0, {num_input - 1}]."
-        try:
-            recv_req.sampling_params.verify(vocab_size)
-        except ValueError as error:
-            return str(error)
-        return None
-
-    def _set_regex_fsm(self, req: Req, recv_req: TokenizedGenerateReqInput) -> None:
-        if (regex := recv_req.sampling_params.regex) is None:
-            return
-        try:
-            req.regex_fsm = self.regex_fsm_cache.get(regex, recv_req.regex_index)
-        except ValueError as error:  # only where no server has compiled it before
-            req.finish(FinishReason.ABORT, str(error))
-
-    @cached_property
-    def _int_token_ids(self) -> Tensor:
-        ids = get_int_token_ids(self.tokenizer, self.model_config.vocab_size)
-        return torch.tensor(ids, device=self.model_runner.device)
 
     def abort_request(self, rid: str) -> None:
         """Drop a request wherever it is; its slots and row come back at once (INV-FREE)."""
@@ -232,7 +181,7 @@ class ModelRpcServer:
         """What main must know of the engine before it takes requests."""
         return {
             "max_total_num_token": self.max_total_num_token,
-            "max_req_input_len": self.max_req_input_len,
+            "max_req_input_len": self.intake.max_req_input_len,
             "context_len": self.model_config.context_len,
             "vocab_size": self.model_config.vocab_size,
             "device": str(self.model_runner.device),
