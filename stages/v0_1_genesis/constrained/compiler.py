@@ -119,19 +119,26 @@ class RegexCompiler:
         return Spelling.of(read_tokens(self._tokenizer, self._vocab_size))
 
     async def _run(self, pattern: str, letters: int, deadline: float) -> bytes:
-        """The pattern's automaton from a worker; one that does not answer in time is not seen again."""
+        """The pattern's automaton from the first worker that takes the job."""
+        for _ in range(MAX_IDLE_WORKERS):
+            with contextlib.suppress(ConnectionError):  # it had died while idle
+                return await self._run_in_worker(pattern, letters, deadline)
+        return await self._run_in_worker(pattern, letters, deadline)
+
+    async def _run_in_worker(self, pattern: str, letters: int, deadline: float) -> bytes:
+        """A worker that does not answer in time is not seen again; ``ConnectionError`` if it was gone before."""
         worker = await self._take_worker()
         seconds = min(COMPILE_SECONDS, max(LEAST_SECONDS, deadline - time.monotonic()))
         try:
             async with asyncio.timeout(seconds + GRACE_SECONDS):
                 answer = await worker.ask(json.dumps([pattern, letters, seconds]).encode())
             self._keep(worker)
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+        except (TimeoutError, asyncio.IncompleteReadError):
             self._end(worker)
             raise RegexError(
                 f"regex takes more than {COMPILE_SECONDS:g} s to compile; make its repeats shorter or simpler."
             ) from None
-        except asyncio.CancelledError:
+        except (ConnectionError, asyncio.CancelledError):
             self._end(worker)
             raise
         finally:
@@ -196,8 +203,11 @@ class _Worker:
         return self._process.returncode is None
 
     async def ask(self, job: bytes) -> bytes:
-        """Raises ``IncompleteReadError`` or ``ConnectionError`` when the process has ended."""
-        self._jobs.write(LENGTH.pack(len(job)) + job)
+        """Raises ``ConnectionError`` if the process has ended before, ``IncompleteReadError`` if it ends now."""
+        try:
+            self._jobs.write(LENGTH.pack(len(job)) + job)
+        except RuntimeError as error:  # uvloop's word for a pipe whose other end is gone
+            raise ConnectionResetError(str(error)) from error
         await self._jobs.drain()
         return await self._receive()
 
