@@ -16,6 +16,8 @@ from tests.models.tiny import tiny_llama
 
 from .batches import forward, new_runner, prefill, prompts, runner, strewn_rows
 
+pytestmark = pytest.mark.slow
+
 # Two KV heads; one that both ranks hold; a vocabulary that two can't halve; tied embeddings; biases.
 MODELS = ["llama", "mistral", "llama-odd", "llama-gqa3", "llama-rope3"]
 LENGTHS = [1, 9, 40]

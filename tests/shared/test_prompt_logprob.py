@@ -132,6 +132,7 @@ def server(servers: ServerFactory, stage: str) -> ServerDriver:
     return servers(stage)
 
 
+@pytest.mark.slow
 def test_over_http(server: ServerDriver) -> None:
     """Alone, in lists with a start each, streamed; twice, so that the second time finds the cache."""
     prompts = [prompt(length, seed=77) for length in (2, 25, 90)]

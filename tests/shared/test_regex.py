@@ -20,7 +20,7 @@ from .driving import prompt, run
 from .fixtures import EngineFactory, ServerFactory, model_folder
 from .speaking import generate, is_error, probe, stream
 
-pytestmark = pytest.mark.needs("regex")
+pytestmark = [pytest.mark.needs("regex"), pytest.mark.slow]
 
 REFUSED_WITHIN_S = 1.5
 
@@ -70,7 +70,6 @@ def test_outputs_match(server: ServerDriver) -> None:
         assert re.fullmatch(param["regex"], answer["text"]), (param["regex"], answer["text"])
 
 
-@pytest.mark.slow
 def test_outputs_of_a_real_vocabulary_match(servers: ServerFactory, stage: str) -> None:
     params = [constrained(regex, seed=1) for regex in MATCHED]
     answers = generate(servers(stage, "smollm2"), text=["It is"] * len(params), sampling_params=params)

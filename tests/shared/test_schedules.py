@@ -148,6 +148,7 @@ def check_schedules(engine: Engine, examples: int) -> None:
     run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=40))
 
 
+@pytest.mark.slow
 @pytest.mark.needs("retraction")
 def test_schedules(engines: EngineFactory, stage: str) -> None:
     check_schedules(engines(stage, max_total_tokens=POOL), examples=10)

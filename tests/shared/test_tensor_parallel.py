@@ -168,6 +168,7 @@ def test_a_polite_signal_ends_it_cleanly(stage: str) -> None:
         assert "Traceback" not in server.log()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -40,6 +40,7 @@ def replays_like_a_plain_run(
     return all(map(same_bits, outputs, expected)) and all(map(same_bits, fixed.tensors, written))
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(program=programs)
 def test_a_replay_is_a_plain_run(program: list[Step]) -> None:
@@ -129,6 +130,7 @@ def mutated(mutation: Mutation, number: int) -> Callable[..., Source]:
     return source
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(program=programs, mutation=st.sampled_from(MUTATIONS), number=st.integers(0, 10))
 def test_a_mutant_that_passes_the_self_check_does_no_harm(
