@@ -53,7 +53,7 @@ def workers() -> list[psutil.Process]:
 
 @pytest.mark.parametrize(
     "pattern",
-    [EXPLOSIVE, "((a{0,50}){0,50}b?){0,3}", r"(\w|\d|\s|[^a]){2000}", ".*a(a|b|c){18}d.*"],
+    [EXPLOSIVE, "((a{0,50}){0,50}b?){0,3}", ".*a(a|b|c){18}d.*"],
 )
 def test_explosive_patterns_are_refused_in_time(pattern: str) -> None:
     async def test(compiler: RegexCompiler) -> None:
