@@ -83,7 +83,6 @@ class Tokenizer:
 
         config = _read_json(folder / "tokenizer_config.json")
         self._special_tokens = _special_tokens(_read_json(folder / "special_tokens_map.json") | config)
-        self.bos_token_id = self._token_id(self._special_tokens.get("bos_token"))
         self.eos_token_ids = self._find_eos_token_ids(model_folder)
         self._chat_template_source = _chat_template_source(folder, config)
         self._chat_template: ChatTemplate | None = None

@@ -92,14 +92,11 @@ def _check(server_args: ServerArgs) -> Tokenizer:
 
 def _new_ports() -> PortArgs:
     socket_dir = new_socket_dir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        nccl_port = probe.getsockname()[1]
     return PortArgs(
         router_endpoint=ipc_endpoint(socket_dir, "router"),
         detokenizer_endpoint=ipc_endpoint(socket_dir, "detokenizer"),
         tokenizer_endpoint=ipc_endpoint(socket_dir, "tokenizer"),
-        nccl_port=nccl_port,
+        nccl_port=_free_port(),
     )
 
 

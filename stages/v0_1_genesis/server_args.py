@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
-import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
 
@@ -51,14 +50,6 @@ class ServerArgs:
     def public_dict(self) -> dict[str, Any]:
         """All arguments that may be shown to a client: everything but the key."""
         return {name: value for name, value in asdict(self).items() if name != "api_key"}
-
-    def to_json(self) -> str:
-        """The form in which a parent process hands its arguments to a child."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        return cls(**json.loads(text))
 
     def check(self) -> None:
         """Raise ``ValueError`` naming the flag for the first argument out of range."""

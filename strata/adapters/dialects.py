@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..stages import TABLE
+
 if TYPE_CHECKING:
     from .engine import Engine
 
-STAGES_FOLDER = Path(__file__).parents[2] / "stages"
+STAGES = {stage.key: stage for stage in TABLE}
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,6 @@ class Dialect:
     """How to speak to one stage."""
 
     stage: str
-    package: str
     engine: str
     """``module:class`` of its `Engine`."""
     no_cache_flags: tuple[str, ...]
@@ -38,8 +39,12 @@ class Dialect:
     """The first rank of tensor parallelism that has a process of its own beside ``roles``."""
 
     @property
+    def package(self) -> str:
+        return STAGES[self.stage].module
+
+    @property
     def exists(self) -> bool:
-        return (STAGES_FOLDER / self.package.rpartition(".")[2] / "__init__.py").exists()
+        return STAGES[self.stage].exists
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -62,7 +67,6 @@ DIALECTS: dict[str, Dialect] = {
     for dialect in [
         Dialect(
             stage="v0.1",
-            package="stages.v0_1_genesis",
             engine=".v0_1:GenesisEngine",
             no_cache_flags=("--model-mode", "no-cache"),
             no_cache_args=(("model_mode", ["no-cache"]),),

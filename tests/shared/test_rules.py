@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from strata.adapters import DIALECTS
-from strata.adapters.dialects import STAGES_FOLDER
+from strata.adapters.dialects import STAGES
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "transformers", "rpyc"}
 FORBIDDEN_NAMES = {"recv_pyobj", "send_pyobj", "broadcast_object_list", "all_gather_object", "eval", "exec"}
@@ -20,7 +19,7 @@ MAX_LINES = 450
 
 
 def folder_of(stage: str) -> Path:
-    return STAGES_FOLDER / DIALECTS[stage].package.rpartition(".")[2]
+    return STAGES[stage].folder
 
 
 def sources(stage: str) -> Iterator[tuple[Path, ast.Module]]:

@@ -222,10 +222,6 @@ class Batch:
         return not self.reqs
 
     @property
-    def has_stream(self) -> bool:
-        return any(req.stream for req in self.reqs)
-
-    @property
     def return_normalized_logprob(self) -> bool:
         return any(req.wants_prompt_logprob for req in self.reqs)
 

@@ -82,8 +82,6 @@ class ModelRpcServer:
         self.forward_queue: list[Req] = []
         self.running_batch = self._new_batch([])
         self.num_continue_decode_steps = NUM_CONTINUE_DECODE_STEPS
-        self.retract_every = 0
-        """Force a retraction every so many decode steps; 0 for never. For tests and traces."""
         self.intake = RequestIntake(
             server_args, self.model_config, self.max_total_num_token, self.model_runner.device
         )
@@ -294,8 +292,7 @@ class ModelRpcServer:
 
     def _make_room(self, batch: Batch) -> None:
         """Retract requests if the pool can't take one more token of each; a last one that can't grow ends."""
-        forced = self.retract_every and self.stats.decode_steps % self.retract_every == self.retract_every - 1
-        if batch.check_decode_mem() and not forced:
+        if batch.check_decode_mem():
             return
         retracted = batch.retract_decode()
         self.stats.retractions += len(retracted)
