@@ -78,6 +78,21 @@ DIALECTS: dict[str, Dialect] = {
                 "torch": {"model_mode": ["torch"]},
             },
         ),
+        Dialect(
+            stage="v0.2",
+            engine=".v0_2:CudaGraphEngine",
+            no_cache_flags=("--disable-radix-cache",),
+            no_cache_args=(("disable_radix_cache", True),),
+            policy_field="schedule_heuristic",
+            policies=("lpm", "random", "fcfs", "lof", "dfs-weight"),
+            attention_args={
+                "triton": {"disable_flashinfer": True},
+                "flashinfer": {},
+                "torch": {"enable_torch_attention": True},
+            },
+            roles=("main", "controller", "detokenizer"),
+            first_rank=1,
+        ),
     ]
 }
 

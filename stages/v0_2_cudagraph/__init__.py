@@ -1,0 +1,86 @@
+"""Strata v0.2, *cudagraph*: the serving runtime of version 0.2.0, 25 July 2024, written anew.
+
+Main, the controller (which is rank 0 of the model) and the detokenizer stand in a ring; further ranks follow the
+controller. A slot of the pool has one owner, prompts are shared right after their prefill, decoding replays
+captured graphs, and admission expects of running requests what a ratio says that falls while memory lasts.
+
+Where this stage departs from history, on purpose:
+
+- no pickle on any socket, nor between ranks;
+- streams are server-sent events, and ``finish_reason`` is an object;
+- a retracted request gives its row back (#811), and no prefix is trimmed after its node was locked (#948);
+- a batch of exactly the largest captured size is replayed too;
+- a client that disconnects aborts its request at once;
+- ``sampling_params.seed`` makes one request's sampling repeatable;
+- an idle controller waits for a message instead of looping;
+- a torch attention path makes the CPU a device like any other, with recorded tapes in place of CUDA graphs;
+  ``/get_internal_state`` shows the engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+STAGE: Final = "v0.2"
+NAME: Final = "cudagraph"
+
+CAPABILITIES: Final[frozenset[str]] = frozenset(
+    {
+        "forward_mode.extend",
+        "forward_mode.decode",
+        "retraction",
+        "radix_cache",
+        "attention.triton",
+        "attention.flashinfer",
+        "sampling.temperature",
+        "sampling.top_p",
+        "sampling.top_k",
+        "sampling.logit_bias",
+        "sampling.seed",
+        "sampling.stop_strings",
+        "regex",
+        "model.llama",
+        "model.mistral",
+        "logprob.normalized_prompt",
+        "parallel.tensor",
+        "openai.completions",
+        "openai.chat",
+        "openai.stream",
+        "openai.usage",
+    }
+)
+"""What this stage can do; tests skip only through it (``book/data/capabilities.toml`` has the matrix)."""
+
+
+class LaterParameter(NamedTuple):
+    """A request parameter that a later stage adds: harmless at a neutral value, refused at any other."""
+
+    neutral: tuple[Any, ...]
+    added_in: str
+
+
+LATER_PARAMETERS: Final[dict[str, LaterParameter]] = {
+    "n": LaterParameter((None, 1), "v0.2"),
+    "best_of": LaterParameter((None, 1), "no stage"),
+    "echo": LaterParameter((None, False), "v0.2"),
+    "logprobs": LaterParameter((None, False), "v0.2"),
+    "top_logprobs": LaterParameter((None, 0), "v0.3"),
+    "return_logprob": LaterParameter((None, False), "v0.2"),
+    "top_logprobs_num": LaterParameter((None, 0), "v0.2"),
+    "frequency_penalty": LaterParameter((None, 0), "v0.3"),
+    "presence_penalty": LaterParameter((None, 0), "v0.3"),
+    "repetition_penalty": LaterParameter((None, 1), "v0.3"),
+    "min_p": LaterParameter((None, 0), "v0.3"),
+    "min_tokens": LaterParameter((None, 0), "v0.3"),
+    "min_new_tokens": LaterParameter((None, 0), "v0.3"),
+    "stop_token_ids": LaterParameter((None, []), "v0.3"),
+    "json_schema": LaterParameter((None,), "v0.3"),
+    "response_format": LaterParameter((None, {"type": "text"}), "v0.3"),
+    "stream_options": LaterParameter((None, {}, {"include_usage": False}), "v0.3"),
+    "suffix": LaterParameter((None, ""), "no stage"),
+    "tools": LaterParameter((None, []), "no stage"),
+    "tool_choice": LaterParameter((None, "none", "auto"), "no stage"),
+    "functions": LaterParameter((None, []), "no stage"),
+    "function_call": LaterParameter((None, "none", "auto"), "no stage"),
+}
+"""Request parameters of later stages. Validators read this table; none of them spells a name itself."""

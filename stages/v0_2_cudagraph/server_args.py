@@ -1,0 +1,225 @@
+"""Command line of the stage: flags with July's names and defaults, checked before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import random
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, Self
+
+SCHEDULE_HEURISTICS = ("lpm", "random", "fcfs", "lof", "dfs-weight")
+LOAD_BALANCE_METHODS = ("round_robin", "shortest_queue")
+MEM_FRACTION_STATIC = {1: 0.89, 2: 0.88, 4: 0.86, 8: 0.84, 16: 0.80}
+"""Default share of the GPU's memory by tp_size: the more ranks, the more buffers for their collectives."""
+
+
+@dataclass
+class ServerArgs:
+    """Everything a server is started with. All processes of a server share one copy."""
+
+    model_path: str
+    tokenizer_path: str = ""
+    host: str = "127.0.0.1"
+    port: int = 30000
+    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    context_length: int | None = None
+    mem_fraction_static: float = 0.0  # by tp_size, see MEM_FRACTION_STATIC
+    max_total_tokens: int | None = None
+    max_prefill_tokens: int | None = None
+    max_running_requests: int | None = None
+    schedule_heuristic: str = "lpm"
+    schedule_conservativeness: float = 1.0
+    tp_size: int = 1
+    stream_interval: int = 1
+    random_seed: int = field(default_factory=lambda: random.randint(0, 2**30))
+    disable_flashinfer: bool = False
+    enable_torch_attention: bool = False
+    disable_radix_cache: bool = False
+    disable_cuda_graph: bool = False
+    enable_cpu_graph: bool = False
+    enable_torch_compile: bool = False
+    debug_retract_every: int = 0
+    api_key: str | None = field(default=None, repr=False)
+    allow_remote_without_key: bool = False
+    log_level: str = "info"
+    disable_log_stats: bool = False
+
+    def __post_init__(self) -> None:
+        self.tokenizer_path = self.tokenizer_path or self.model_path
+        if self.mem_fraction_static == 0.0:
+            # A size that is not listed takes the share of the next larger one.
+            shares = [share for size, share in MEM_FRACTION_STATIC.items() if size >= self.tp_size]
+            self.mem_fraction_static = shares[0] if shares else min(MEM_FRACTION_STATIC.values())
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    def public_dict(self) -> dict[str, Any]:
+        """All arguments that may be shown to a client: everything but the key."""
+        return {name: value for name, value in asdict(self).items() if name != "api_key"}
+
+    def check(self) -> None:
+        """Raise ``ValueError`` naming the flag for the first argument out of range."""
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"--port must be in [0, 65535], got {self.port}.")
+        if self.tp_size < 1:
+            raise ValueError(f"--tp-size must be at least 1, got {self.tp_size}.")
+        if not 0.0 < self.mem_fraction_static < 1.0:
+            raise ValueError(f"--mem-fraction-static must be in (0, 1), got {self.mem_fraction_static}.")
+        for name in ("context_length", "max_total_tokens", "max_prefill_tokens", "max_running_requests"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
+        if not self.schedule_conservativeness > 0.0:
+            raise ValueError(
+                f"--schedule-conservativeness must be above 0, got {self.schedule_conservativeness}."
+            )
+        if self.stream_interval < 1:
+            raise ValueError(f"--stream-interval must be at least 1, got {self.stream_interval}.")
+        self._check_bind()
+
+    def _check_bind(self) -> None:
+        try:
+            is_loopback = ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            is_loopback = self.host == "localhost"
+        if not (is_loopback or self.api_key or self.allow_remote_without_key):
+            raise ValueError(
+                f"--host {self.host} is reachable from other machines: set --api-key, or pass "
+                "--allow-remote-without-key if anyone may use this server."
+            )
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> None:
+        """Add one flag per field; help texts state what the default means."""
+        add = parser.add_argument
+        add(
+            "--model-path",
+            required=True,
+            help="folder of a Hugging Face model: config.json, tokenizer.json, *.safetensors",
+        )
+        add("--tokenizer-path", default="", help="folder of the tokenizer (default: the model's)")
+        add("--host", default=ServerArgs.host, help="address to bind (default: %(default)s)")
+        add(
+            "--port",
+            type=int,
+            default=ServerArgs.port,
+            help="port to bind; 0 takes a free one (default: %(default)s)",
+        )
+        add(
+            "--load-format",
+            default="auto",
+            choices=["auto", "safetensors", "dummy"],
+            help="dummy fills the weights with seeded random numbers: for benches, needs no weight files",
+        )
+        add(
+            "--device",
+            default="auto",
+            choices=["auto", "cpu", "cuda"],
+            help="auto takes CUDA where there is a device",
+        )
+        add(
+            "--dtype",
+            default="auto",
+            choices=["auto", "float32", "bfloat16", "float16"],
+            help="of weights and KV cache (auto: float32 on the CPU, else what the checkpoint says)",
+        )
+        add(
+            "--context-length",
+            type=int,
+            help="longest prompt plus output (default: what the model's config says)",
+        )
+        add(
+            "--mem-fraction-static",
+            type=float,
+            help="share of the GPU's memory for weights and token pool (default: 0.89, less with more ranks)",
+        )
+        add(
+            "--max-total-tokens",
+            type=int,
+            help="slots of the token pool (default: on a GPU what --mem-fraction-static leaves; on the CPU 32768, "
+            "or what fits into 20%% of memory if that is less)",
+        )
+        add(
+            "--max-running-requests",
+            type=int,
+            help="most requests decoding at once (default: half of the pool's slots)",
+        )
+        add(
+            "--max-prefill-tokens",
+            type=int,
+            help="new tokens of one prefill batch (default: 16384)",
+        )
+        add(
+            "--schedule-heuristic",
+            default="lpm",
+            choices=SCHEDULE_HEURISTICS,
+            help="order of the waiting requests: longest prefix match, random, arrival, longest output, "
+            "or subtree weight",
+        )
+        add(
+            "--schedule-conservativeness",
+            type=float,
+            default=ServerArgs.schedule_conservativeness,
+            help="raise it if requests are retracted often: admission then expects longer outputs "
+            "(default: %(default)s)",
+        )
+        add("--tp-size", type=int, default=1, help="ranks of tensor parallelism (default: %(default)s)")
+        add(
+            "--stream-interval",
+            type=int,
+            default=ServerArgs.stream_interval,
+            help="a stream hears of every so many tokens (default: %(default)s)",
+        )
+        add("--random-seed", type=int, help="seed of unseeded sampling (default: drawn at random)")
+        add(
+            "--disable-flashinfer",
+            action="store_true",
+            help="on a GPU, attention by the Triton kernels, and no CUDA graphs",
+        )
+        add("--enable-torch-attention", action="store_true", help="on a GPU, attention in plain torch")
+        add("--disable-radix-cache", action="store_true", help="share no prefixes")
+        add("--disable-cuda-graph", action="store_true", help="launch every decode kernel by itself")
+        add(
+            "--enable-cpu-graph",
+            action="store_true",
+            help="on the CPU, decode by replaying recorded tapes, as a GPU replays CUDA graphs",
+        )
+        add("--enable-torch-compile", action="store_true", help="compile the model for small decode batches")
+        add(
+            "--debug-retract-every",
+            type=int,
+            default=0,
+            help="force a retraction every so many decode steps (default: never)",
+        )
+        add("--api-key", help="requests must carry 'Authorization: Bearer KEY'")
+        add(
+            "--allow-remote-without-key",
+            action="store_true",
+            help="bind a non-loopback address without --api-key",
+        )
+        add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+        add("--disable-log-stats", action="store_true", help="print no statistics lines")
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        given = {f.name: getattr(args, f.name) for f in fields(cls)}
+        return cls(**{name: value for name, value in given.items() if value is not None})
+
+
+@dataclass
+class PortArgs:
+    """Where the processes of one server meet: private ipc endpoints, and a TCP port for the ranks.
+
+    The controller derives the endpoints of its ranks from its own.
+    """
+
+    controller_endpoint: str
+    detokenizer_endpoint: str
+    tokenizer_endpoint: str
+    nccl_port: int

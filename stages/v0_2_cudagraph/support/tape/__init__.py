@@ -1,0 +1,1 @@
+"""The tape behind `graph_tape`: `recorder` makes a `program`, `source` writes it as Python, `check` proves it."""
