@@ -12,6 +12,9 @@ Where this stage departs from history, on purpose:
 - a batch of exactly the largest captured size is replayed too;
 - a client that disconnects aborts its request at once;
 - ``sampling_params.seed`` makes one request's sampling repeatable;
+- with several replicas their output passes through the controller, which so knows what each has in flight;
+- the nodes of one server first meet over plain TCP, check that they were started alike, and end together
+  (``--dist-timeout`` is ours);
 - an idle controller waits for a message instead of looping;
 - a torch attention path makes the CPU a device like any other, with recorded tapes in place of CUDA graphs;
   ``/get_internal_state`` shows the engine.
@@ -43,6 +46,8 @@ CAPABILITIES: Final[frozenset[str]] = frozenset(
         "model.mistral",
         "logprob.normalized_prompt",
         "parallel.tensor",
+        "parallel.nodes",
+        "parallel.data",
         "openai.completions",
         "openai.chat",
         "openai.stream",
