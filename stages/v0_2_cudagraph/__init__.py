@@ -28,8 +28,12 @@ CAPABILITIES: Final[frozenset[str]] = frozenset(
     {
         "forward_mode.extend",
         "forward_mode.decode",
+        "admission.new_token_ratio",
         "retraction",
         "radix_cache",
+        "radix_cache.shared_while_running",
+        "allocation.padding_slot",
+        "cuda_graph",
         "attention.triton",
         "attention.flashinfer",
         "sampling.temperature",

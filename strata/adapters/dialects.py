@@ -35,6 +35,8 @@ class Dialect:
     """For each attention path on a CUDA device, the fields of ServerArgs that choose it."""
     roles: tuple[str, ...] = ("main", "router", "detokenizer")
     """Its processes when nothing is parallel."""
+    graph_args: tuple[tuple[str, Any], ...] = ()
+    """Fields of the stage's ServerArgs that make the CPU decode by replay."""
     first_rank: int = 0
     """The first rank of tensor parallelism that has a process of its own beside ``roles``."""
 
@@ -91,6 +93,7 @@ DIALECTS: dict[str, Dialect] = {
                 "torch": {"enable_torch_attention": True},
             },
             roles=("main", "controller", "detokenizer"),
+            graph_args=(("enable_cpu_graph", True),),
             first_rank=1,
         ),
     ]

@@ -21,6 +21,7 @@ from ...memory_pool import ReqToTokenPool, TokenToKVPool
 from ...model_config import ModelConfig
 from ...server_args import ServerArgs
 from ...support.host_memory import available_host_memory
+from .cuda_graph_runner import CudaGraphRunner
 from .infer_batch import Batch, ForwardMode
 from .input_metadata import InputMetadata
 
@@ -89,6 +90,8 @@ class ModelRunner:
         self.load_model()
         self.init_memory_pool()
         self.flashinfer = self._init_flashinfer() if self.attention == "flashinfer" else None
+        self.cuda_graph_runner = self._init_cuda_graphs() if self._wants_graphs() else None
+        self.num_graph_replays = 0
 
     # -- choices -----------------------------------------------------------------------------------------
 
@@ -104,6 +107,11 @@ class ModelRunner:
         if self.server_args.disable_flashinfer or self.dtype == torch.float32:
             return "triton"
         return "flashinfer"
+
+    def _wants_graphs(self) -> bool:
+        if self.device.type == "cpu":
+            return self.server_args.enable_cpu_graph
+        return self.attention == "flashinfer" and not self.server_args.disable_cuda_graph
 
     # -- start-up ----------------------------------------------------------------------------------------
 
@@ -183,6 +191,10 @@ class ModelRunner:
             self.device,
         )
 
+    def _init_cuda_graphs(self) -> CudaGraphRunner:
+        max_running = self.server_args.max_running_requests or self.req_to_token_pool.size
+        return CudaGraphRunner(self, max_running)
+
     # -- every step --------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, forward_mode: ForwardMode) -> LogitsProcessorOutput:
@@ -197,6 +209,9 @@ class ModelRunner:
         return self.model(batch.input_ids, batch.positions, metadata)
 
     def forward_decode(self, batch: Batch) -> LogitsProcessorOutput:
-        """One token of each sequence."""
+        """One token of each sequence: by replay where a graph holds the batch."""
+        if self.cuda_graph_runner is not None and self.cuda_graph_runner.can_run(len(batch)):
+            self.num_graph_replays += 1
+            return self.cuda_graph_runner.replay(batch)
         metadata = InputMetadata.create(self, batch, ForwardMode.DECODE)
         return self.model(batch.input_ids, batch.positions, metadata)

@@ -285,6 +285,7 @@ class ModelTpServer:
             output = self.model_runner.forward(batch, ForwardMode.DECODE)
         self.stats.forward_steps += 1
         self.stats.decode_steps += 1
+        self.stats.graph_replays = self.model_runner.num_graph_replays
         self._sample_and_finish(batch, output.next_token_logits)
         self.stats_log.decode(len(self.running_batch), len(self.forward_queue))
 
