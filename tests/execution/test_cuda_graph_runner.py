@@ -86,6 +86,26 @@ def test_start_up_reports_every_size(caplog: pytest.LogCaptureFixture) -> None:
     assert any(line.startswith("captured 2 graphs in ") for line in lines)
 
 
+def test_compiling_needs_a_gpu() -> None:
+    with pytest.raises(ValueError, match="--enable-torch-compile compiles what CUDA graphs capture"):
+        new_engine(enable_torch_compile=True)
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+def test_a_compiled_model_says_the_same() -> None:
+    texts = []
+    for compiled in (False, True):
+        engine = new_engine(
+            device="cuda", dtype="bfloat16", max_running_requests=2, enable_torch_compile=compiled
+        )
+        rids = [engine.add(prompt(9, seed=i), greedy(8)) for i in range(2)]
+        answers = run(engine)
+        texts.append([answers[rid].ids for rid in rids])
+        assert engine.counters["graph_replays"] == engine.counters["decode_steps"] > 0
+    assert texts[0] == texts[1]
+
+
 # -- mutants of the runner: each must fail the check that is there for it ------------------------------------
 
 

@@ -120,6 +120,7 @@ class FlashInferAttention:
             kv_data_type=self.dtype,
         )
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def run(self, q: Tensor, k_buffer: Tensor, v_buffer: Tensor) -> Tensor:
         """One layer: ``q`` ``[tokens, heads, head_dim]``, pools ``[slots, kv_heads, head_dim]``; like q."""
         return self._planned.run(q, (k_buffer.unsqueeze(1), v_buffer.unsqueeze(1)))

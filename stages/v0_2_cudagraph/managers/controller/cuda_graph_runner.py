@@ -14,6 +14,7 @@ from __future__ import annotations
 import bisect
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CAPTURE_SIZES = (1, 2, 4, *range(8, 129, 8))
+COMPILED_SIZES = (1, 2, 4, 8, 16, 24, 32)
+"""Sizes that --enable-torch-compile compiles: small batches gain from fused kernels, and compiling takes long."""
 NUM_WARM_UPS = 2
 """Runs before a capture: libraries allocate and choose kernels on first use, which no graph may contain."""
 MAX_CHECKED_LEN = 8
@@ -96,8 +99,10 @@ class CudaGraphRunner:
         inputs = self.inputs
         self._make_up(size)
 
+        model = self._model(size)
+
         def run() -> LogitsProcessorOutput:
-            return self.model_runner.model(inputs.input_ids[:size], inputs.positions[:size], metadata)
+            return model(inputs.input_ids[:size], inputs.positions[:size], metadata)
 
         for _ in range(NUM_WARM_UPS):
             run()
@@ -105,6 +110,15 @@ class CudaGraphRunner:
         graph = make_graph(self.model_runner.device, pool)
         self.outputs[size] = graph.capture(run, vary=lambda: self._make_up(size))
         self.graphs[size] = graph
+
+    def _model(self, size: int) -> Callable[..., LogitsProcessorOutput]:
+        """The model, compiled for ``size`` if wanted; its first warm-up run then takes the time."""
+        if not self.model_runner.server_args.enable_torch_compile or size not in COMPILED_SIZES:
+            return self.model_runner.model
+        # Layers differ in constants, such as their number: without room for all, the last ones would run eagerly.
+        torch._dynamo.config.recompile_limit = 1024
+        torch._dynamo.config.accumulated_recompile_limit = 4096
+        return torch.compile(self.model_runner.model, mode="max-autotune-no-cudagraphs", dynamic=False)
 
     def _static_metadata(self, size: int) -> InputMetadata:
         """What the layers inside the graph see for ever: views of the static buffers."""

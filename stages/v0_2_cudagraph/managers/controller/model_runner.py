@@ -82,6 +82,7 @@ class ModelRunner:
         self.device = choose_device(server_args, tp_rank)
         self.dtype = self._choose_dtype()
         self.attention = self._choose_attention()
+        wants_graphs = self._wants_graphs()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         elif self.tp_size > 1:
@@ -90,7 +91,7 @@ class ModelRunner:
         self.load_model()
         self.init_memory_pool()
         self.flashinfer = self._init_flashinfer() if self.attention == "flashinfer" else None
-        self.cuda_graph_runner = self._init_cuda_graphs() if self._wants_graphs() else None
+        self.cuda_graph_runner = self._init_cuda_graphs() if wants_graphs else None
         self.num_graph_replays = 0
 
     # -- choices -----------------------------------------------------------------------------------------
@@ -109,9 +110,17 @@ class ModelRunner:
         return "flashinfer"
 
     def _wants_graphs(self) -> bool:
+        """Whether decoding replays graphs; ``ValueError`` if it does not, and they were to be compiled."""
         if self.device.type == "cpu":
-            return self.server_args.enable_cpu_graph
-        return self.attention == "flashinfer" and not self.server_args.disable_cuda_graph
+            wanted = self.server_args.enable_cpu_graph
+        else:
+            wanted = self.attention == "flashinfer" and not self.server_args.disable_cuda_graph
+        if self.server_args.enable_torch_compile and not (wanted and self.device.type == "cuda"):
+            raise ValueError(
+                "--enable-torch-compile compiles what CUDA graphs capture: it needs a GPU, float16 or bfloat16, "
+                "and neither --disable-cuda-graph nor --disable-flashinfer."
+            )
+        return wanted
 
     # -- start-up ----------------------------------------------------------------------------------------
 
