@@ -49,7 +49,13 @@ def differences(older: Stage, newer: Stage, lineage: Lineage) -> set[Difference]
                     found.add(Difference(path, name, "changed"))
             elif old_path in old_symbols:
                 found.add(Difference(path, name, "new"))
-    return found | set(_removed(older, newer, old_symbols, inherited, lineage))
+    return _without_members(found | set(_removed(older, newer, old_symbols, inherited, lineage)))
+
+
+def _without_members(found: set[Difference]) -> set[Difference]:
+    """A class that came or went is one difference: what it consists of came or went with it."""
+    classes = {(d.path, d.symbol, d.kind) for d in found if d.kind in ("new", "removed")}
+    return {d for d in found if (d.path, d.symbol.rpartition(".")[0], d.kind) not in classes or not d.symbol}
 
 
 def unlisted(older: Stage, newer: Stage, lineage: Lineage) -> list[Difference]:
