@@ -130,7 +130,11 @@ def bench(
         str | None, typer.Option(help="instead of a model: dummy weights of llama-8b, llama-0.6b or tiny")
     ] = None,
     attention: Annotated[
-        str | None, typer.Option(help="with --shape: comma-separated; on CUDA triton,flashinfer by default")
+        str | None,
+        typer.Option(
+            help="with --shape: comma-separated paths, on CUDA triton,flashinfer by default; +no-cache, +graphs "
+            "(CPU) or +no-graphs (CUDA) may follow each"
+        ),
     ] = None,
     device: Annotated[Literal["cpu", "cuda"], typer.Option()] = "cpu",
     dtype: Annotated[

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..console import make_console
+from .command import has_path
 from .device_trace import DECODE_LAYER_LAUNCHES
 from .floors import Floors, measure_ceilings
 from .path_engine import PathEngine
@@ -99,7 +100,10 @@ def run_path_bench(
         bench = PathBench(shape_name, setup, json_path, Path(folder))
         for stage in setup.stages:
             for path in paths:
-                bench.run_path(stage, path, names)
+                if has_path(stage, path, setup.device):
+                    bench.run_path(stage, path, names)
+                else:
+                    bench.console.print(f"{stage} has no path {path}: left out")
     bench.print_result()
     return not bench.failures
 

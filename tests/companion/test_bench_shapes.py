@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from strata.adapters import DIALECTS
 from strata.bench import path_command, path_engine, path_workloads
+from strata.bench.command import has_path
 from strata.bench.device_trace import DeviceTrace, summarize
 from strata.bench.floors import Ceilings, Floors
 from strata.bench.path_engine import PathEngine
@@ -92,6 +94,17 @@ def test_trace_is_summed_per_step_and_by_kernel() -> None:
 def test_launches_per_layer_leave_out_what_is_launched_once_a_step() -> None:
     kernels = {"norm": (65.0, 1.0), "matmul": (128.0, 9.0), "argmax": (1.0, 1.0)}
     assert DeviceTrace(1.0, 194.0, kernels).launches_per_layer(32) == 2 + 4
+
+
+def test_a_path_may_switch_things_and_a_stage_without_it_is_left_out() -> None:
+    assert has_path("v0.2", "flashinfer+no-graphs", "cuda") and not has_path(
+        "v0.1", "triton+no-graphs", "cuda"
+    )
+    assert DIALECTS["v0.2"].path_args("torch+graphs+no-cache", "cpu") == {
+        "enable_cpu_graph": True,
+        "disable_radix_cache": True,
+    }
+    assert has_path("v0.1", "torch+no-cache", "cpu") and not has_path("v0.1", "torch+graphs", "cpu")
 
 
 def test_traced_requests_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
