@@ -73,7 +73,7 @@ def _check_paths(setup: BenchSetup, paths: Sequence[str]) -> None:
                 ["torch"] if setup.device == "cpu" else list(DIALECTS[setup.stages[0]].attention_args)
             )
             raise UserError(
-                f"{' and '.join(setup.stages)} has no path {path!r} on {setup.device}",
+                f"there is no attention path {path!r} for {', '.join(setup.stages)} on {setup.device}",
                 f"Choose from: {', '.join(attentions)}; then may follow +no-cache, and from v0.2 on "
                 f"{'+graphs' if setup.device == 'cpu' else '+no-graphs'}",
             )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from strata.adapters import DIALECTS
+from strata.adapters import DIALECTS, existing_stages
 from strata.bench import path_command, path_engine, path_workloads
 from strata.bench.command import has_path
 from strata.bench.device_trace import DeviceTrace, summarize
@@ -152,7 +152,11 @@ def test_the_command_reports_all_workloads(tmp_path: Path) -> None:
     assert "of floor" in ran.out and "TB/s" in ran.out
     report = json.loads(json_path.read_text())
     assert {"command", "commit", "seed", "versions", "device", "ceilings", "shape"} <= set(report)
-    assert [row["workload"] for row in report["rows"]] == ["stream", "steady", "steady", "prefill", "mix"]
+    assert [(row["path"], row["workload"]) for row in report["rows"]] == [
+        (f"{stage} torch", workload)
+        for stage in existing_stages()
+        for workload in ("stream", "steady", "steady", "prefill", "mix")
+    ]
     assert all(row["tokens_per_s"] > 0 and row["of_floor"] > 0 for row in report["rows"])
 
 
