@@ -1,4 +1,4 @@
-"""Scheduling and execution in one object: each step fills new requests or decodes the running ones.
+"""Scheduling and execution in one object: each step prefills new requests or decodes the running ones.
 
 A ModelTpServer lives as long as its rank. Rank 0's sits inside the controller process and is called directly;
 the others follow it in processes of their own (`tp_ranks.py`).
@@ -90,7 +90,7 @@ class ModelTpServer:
 
     @torch.inference_mode()
     def exposed_step(self, recv_reqs: Sequence[EngineInput]) -> list[DetokenizerInput]:
-        """Take in ``recv_reqs``, do one fill or one decode run, and return what is to be sent on."""
+        """Take in ``recv_reqs``, do one prefill or one decode run, and return what is to be sent on."""
         for message in recv_reqs:
             self._dispatch(message)
         self.forward_step()
@@ -232,7 +232,7 @@ class ModelTpServer:
         taken = set(admitted)
         self.forward_queue = [req for req in self.forward_queue if req not in taken]
         num_cached = sum(len(req.prefix_indices) for req in admitted)
-        self.stats_log.fill(
+        self.stats_log.prefill(
             len(admitted),
             num_cached,
             new_batch_input_tokens,
@@ -257,7 +257,7 @@ class ModelTpServer:
                 if req.wants_prompt_logprob:
                     req.normalized_prompt_logprob = logprob
         for req, prefix_len in zip(batch.reqs, batch.prefix_lens_cpu, strict=True):
-            if not req.output_ids:  # not a retracted request's second fill
+            if not req.output_ids:  # not a retracted request's second prefill
                 req.cached_tokens = prefix_len
         self.stats.forward_steps += 1
         self.stats.cached_tokens += sum(batch.prefix_lens_cpu)
