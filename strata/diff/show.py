@@ -18,6 +18,7 @@ from .lines import OURS, count_lines
 from .pairs import FATES, FilePair, pair_files
 from .places import Place, find_places
 
+UPSTREAM = "python/sglang/"
 MARKS = {"added": "+", "removed": "-", "split": "/", "renamed": ">", "changed": "~", "unchanged": " "}
 STYLES = {"added": "green", "removed": "red", "split": "cyan", "renamed": "cyan", "changed": "yellow"}
 

@@ -38,9 +38,10 @@ def differences(older: Stage, newer: Stage, lineage: Lineage) -> set[Difference]
     inherited: set[tuple[str, str]] = set()
     for path in python_files(newer):
         old_path = lineage.ancestor_path(newer.key, path)
-        if old_path not in old_symbols:
+        new_symbols = symbols(_read(newer, path))
+        if old_path not in old_symbols and new_symbols:  # an empty __init__.py says nothing
             found.add(Difference(path, "", "new"))
-        for name, symbol in symbols(_read(newer, path)).items():
+        for name, symbol in new_symbols.items():
             ancestor = _ancestor(path, name, old_path, renamed)
             old = old_symbols.get(ancestor[0], {}).get(ancestor[1])
             if old is not None:
