@@ -8,11 +8,12 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from ..managers.io_struct import TokenizedGenerateReqInput
+from ..managers.tokenizer_manager import TokenizerManager
 from ..support.http_errors import bad_request
 from ..support.http_limits import read_body
 from ..support.sse import EventStream, answer_while_connected
-from .io_struct import TokenizedGenerateReqInput
-from .openai_protocol import (
+from .protocol import (
     AnswerHead,
     chat_choice,
     chat_delta,
@@ -21,7 +22,6 @@ from .openai_protocol import (
     parse_completion,
     usage,
 )
-from .tokenizer_manager import TokenizerManager
 
 JSON = "application/json"
 

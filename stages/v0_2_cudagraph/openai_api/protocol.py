@@ -2,7 +2,7 @@
 
 Fields that OpenAI lacks (``top_k``, ``regex``, ``ignore_eos``, …) have the names of `SamplingParams`. Fields that
 change nothing here (``user``, ``metadata``, …) are ignored; those of later stages are refused before
-(`request_parsing`). Any ``model`` name is taken: a server has one model.
+(`managers/request_parsing`). Any ``model`` name is taken: a server has one model.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from ..managers.call import ReqState
+from ..managers.generate_protocol import split_prompts
+from ..managers.request_parsing import convert, parse_object, refuse_later_parameters
+from ..managers.request_tokenizer import GenerateItem
 from ..sampling_params import SamplingParams, Seed
 from ..support.http_errors import bad_request
-from .call import ReqState
-from .generate_protocol import split_prompts
-from .request_parsing import convert, parse_object, refuse_later_parameters
-from .request_tokenizer import GenerateItem
 
 DEFAULT_MAX_TOKENS = 16
 
