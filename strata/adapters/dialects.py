@@ -39,6 +39,8 @@ class Dialect:
     """What the names of lists of log probabilities begin with: the prompt's, the output's (v0.2 on)."""
     usage_in_every_chunk: bool = False
     """Whether streams of the OpenAI routes carry usage unasked."""
+    warm_up_tokens: int = 0
+    """Tokens that a server generates by itself before it takes requests."""
     roles: tuple[str, ...] = ("main", "router", "detokenizer")
     """Its processes when nothing is parallel."""
     first_rank: int = 0
@@ -100,6 +102,7 @@ DIALECTS: dict[str, Dialect] = {
             prompt_logprob_fields=("return_logprob", "logprob_start_len"),
             logprob_prefixes=("prefill", "decode"),
             usage_in_every_chunk=True,
+            warm_up_tokens=8,
             roles=("main", "controller", "detokenizer"),
             first_rank=1,
         ),

@@ -5,6 +5,7 @@ Main only; one CompletionLogprobs for each choice of a request, as long as it.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ..hf_transformers_utils import Tokenizer
@@ -30,9 +31,9 @@ class CompletionLogprobs:
         self._skip_special = skip_special
         self._echo = echo
         self._has_top = has_top
-        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special)
         self._offset = 0
         self._num_shown = 0
+        self._begin_text(skip_special)
 
     def take(self, state: ReqState) -> dict[str, Any]:
         """The tokens that ``state`` has and no earlier call returned; the first call begins with an echo."""
@@ -43,7 +44,7 @@ class CompletionLogprobs:
         output = state.logprobs or Logprobs()
         tops = output.decode_top_logprobs if self._has_top else [None] * len(output.decode_token_logprobs)
         for position in range(self._num_shown, len(output.decode_token_logprobs)):
-            self._add(shown, output.decode_token_logprobs[position], tops[position], self._offset)
+            self._add(shown, output.decode_token_logprobs[position], tops[position])
         self._num_shown = len(output.decode_token_logprobs)
         if not self._has_top:
             shown["top_logprobs"] = None
@@ -53,23 +54,31 @@ class CompletionLogprobs:
         ids = [token_id for _, token_id in prompt.prefill_token_logprobs]
         # What a tokenizer puts before a text (a special token, a space) is none of it.
         self._offset = len(echo) - len(self._tokenizer.decode(ids, skip_special_tokens=False))
-        self._detokenizer = IncrementalDetokenizer(self._tokenizer, skip_special_tokens=False)
+        self._begin_text(skip_special=False)
         tops = prompt.prefill_top_logprobs if self._has_top else [None] * len(ids)
         for token, top in zip(prompt.prefill_token_logprobs, tops, strict=True):
-            self._add(shown, token, top, max(self._offset, 0))
+            self._add(shown, token, top)
         self._offset = len(echo)
-        self._detokenizer = IncrementalDetokenizer(self._tokenizer, self._skip_special)
+        self._begin_text(self._skip_special)
 
-    def _add(
-        self, shown: dict[str, Any], token: TokenLogprob, top: list[TokenLogprob] | None, offset: int
-    ) -> None:
+    def _begin_text(self, skip_special: bool) -> None:
+        self._bytes_of = partial(self._tokenizer.token_bytes, skip_special_tokens=skip_special)
+        self._detokenizer = IncrementalDetokenizer(self._tokenizer, skip_special)
+
+    def _add(self, shown: dict[str, Any], token: TokenLogprob, top: list[TokenLogprob] | None) -> None:
         logprob, token_id = token
-        text = self._tokenizer.token_text(token_id)
-        shown["tokens"].append(text)
+        shown["tokens"].append(self._tokenizer.token_text(token_id))
         shown["token_logprobs"].append(logprob)
-        shown["text_offset"].append(offset)
-        shown["top_logprobs"].append(None if top is None else self._by_text([*top, (logprob, token_id)]))
+        shown["top_logprobs"].append(None if top is None else self._by_text([*top, token]))
+        if self._begins_character(token_id):
+            self._offset += len(self._detokenizer.flush())
+        shown["text_offset"].append(max(self._offset, 0))
         self._offset += len(self._detokenizer.push([token_id]))
+
+    def _begins_character(self, token_id: int) -> bool:
+        """Whether the token leaves unfinished what is left of a character before it, which is U+FFFD then."""
+        first = self._bytes_of(token_id)[:1]
+        return bool(first) and not 0x80 <= first[0] < 0xC0
 
     def _by_text(self, tokens: list[TokenLogprob]) -> dict[str, float | None]:
         """Log probabilities by text; of several tokens that look the same, the best one's."""
