@@ -41,16 +41,21 @@ CAPABILITIES: Final[frozenset[str]] = frozenset(
         "sampling.top_k",
         "sampling.logit_bias",
         "sampling.seed",
+        "sampling.n",
         "sampling.stop_strings",
         "regex",
         "model.llama",
         "model.mistral",
         "logprob.normalized_prompt",
+        "logprob.tokens",
         "parallel.tensor",
         "openai.completions",
         "openai.chat",
         "openai.stream",
         "openai.usage",
+        "openai.n",
+        "openai.echo",
+        "openai.logprobs",
     }
 )
 """What this stage can do; tests skip only through it (``book/data/capabilities.toml`` has the matrix)."""
@@ -64,13 +69,8 @@ class LaterParameter(NamedTuple):
 
 
 LATER_PARAMETERS: Final[dict[str, LaterParameter]] = {
-    "n": LaterParameter((None, 1), "v0.2"),
     "best_of": LaterParameter((None, 1), "no stage"),
-    "echo": LaterParameter((None, False), "v0.2"),
-    "logprobs": LaterParameter((None, False), "v0.2"),
     "top_logprobs": LaterParameter((None, 0), "v0.3"),
-    "return_logprob": LaterParameter((None, False), "v0.2"),
-    "top_logprobs_num": LaterParameter((None, 0), "v0.2"),
     "frequency_penalty": LaterParameter((None, 0), "v0.3"),
     "presence_penalty": LaterParameter((None, 0), "v0.3"),
     "repetition_penalty": LaterParameter((None, 1), "v0.3"),
@@ -88,3 +88,9 @@ LATER_PARAMETERS: Final[dict[str, LaterParameter]] = {
     "function_call": LaterParameter((None, "none", "auto"), "no stage"),
 }
 """Request parameters of later stages. Validators read this table; none of them spells a name itself."""
+
+LATER_CHAT_PARAMETERS: Final[dict[str, LaterParameter]] = {
+    "logprobs": LaterParameter((None, False), "v0.3"),
+    "echo": LaterParameter((None, False), "no stage"),
+}
+"""The same for parameters that completions have and chats have not."""

@@ -33,6 +33,14 @@ class Dialect:
     policies: tuple[str, ...]
     attention_args: Mapping[str, Mapping[str, Any]]
     """For each attention path on a CUDA device, the fields of ServerArgs that choose it."""
+    prompt_logprob_fields: tuple[str, str]
+    """Request fields: whether the prompt is scored, and after which position."""
+    logprob_prefixes: tuple[str, str] = ("", "")
+    """What the names of lists of log probabilities begin with: the prompt's, the output's (v0.2 on)."""
+    usage_in_every_chunk: bool = False
+    """Whether streams of the OpenAI routes carry usage unasked."""
+    warm_up_tokens: int = 0
+    """Tokens that a server generates by itself before it takes requests."""
     roles: tuple[str, ...] = ("main", "router", "detokenizer")
     """Its processes when nothing is parallel."""
     graph_args: tuple[tuple[str, Any], ...] = ()
@@ -98,6 +106,7 @@ DIALECTS: dict[str, Dialect] = {
                 "flashinfer": {"model_mode": ["flashinfer"]},
                 "torch": {"model_mode": ["torch"]},
             },
+            prompt_logprob_fields=("return_normalized_logprob", "normalized_logprob_start_len"),
         ),
         Dialect(
             stage="v0.2",
@@ -111,6 +120,10 @@ DIALECTS: dict[str, Dialect] = {
                 "flashinfer": {},
                 "torch": {"enable_torch_attention": True},
             },
+            prompt_logprob_fields=("return_logprob", "logprob_start_len"),
+            logprob_prefixes=("prefill", "decode"),
+            usage_in_every_chunk=True,
+            warm_up_tokens=8,
             roles=("main", "controller", "detokenizer"),
             graph_args=(("enable_cpu_graph", True),),
             no_graph_args=(("disable_cuda_graph", True),),

@@ -31,12 +31,13 @@ MakeEngine = Callable[..., Engine]
 Answers = dict[str, Answer]
 
 
-def workload(make: MakeEngine) -> dict[str, Any]:
+def workload(stage: str, make: MakeEngine) -> dict[str, Any]:
     """All that an engine can be asked; what it answered, and in which modes it ran."""
     modes: set[str] = set()
     record: dict[str, Any] = {}
+    wanted, _ = DIALECTS[stage].prompt_logprob_fields
     for model in MODELS:
-        record[model] = _mixed_batches(_observed(make(model), modes))
+        record[model] = _mixed_batches(_observed(make(model), modes), wanted)
     tight = make("llama", max_total_tokens=160)
     record["retraction"] = _retraction(tight)
     record["retractions"] = tight.counters["retractions"]
@@ -61,13 +62,13 @@ def _ids(answers: Answers) -> dict[str, Any]:
     return {rid: [answer.ids, answer.finish] for rid, answer in sorted(answers.items())}
 
 
-def _mixed_batches(engine: Engine) -> dict[str, Any]:
+def _mixed_batches(engine: Engine, wanted: str) -> dict[str, Any]:
     """Prompts of several lengths together; then longer ones that find the first in the cache."""
     answers: Answers = {}
     for wave, tail in enumerate((0, 5)):
         for length in (1, 7, 33, 64):
             ids = prompt(length, seed=90) + prompt(tail, seed=91)
-            fields = {"return_normalized_logprob": length == 33}
+            fields = {wanted: length == 33}
             engine.add(ids, greedy(12), rid=f"{wave}/{length}", fields=fields)
         run(engine, answers)
     return _ids(answers)
@@ -151,7 +152,7 @@ def main(stage: str, device: str, tp_size: str, rank: str, port: str) -> None:
 
     torch.set_num_threads(1)
     make = engine_maker(stage, device=device, tp_size=int(tp_size), tp_rank=int(rank), nccl_port=int(port))
-    record = workload(make)
+    record = workload(stage, make)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     print(json.dumps(record))

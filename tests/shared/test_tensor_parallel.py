@@ -37,7 +37,7 @@ def test_ranks_do_what_one_does(stage: str, device: str) -> None:
     """Greedy and sampled tokens, ends, retractions: equal on both ranks, and equal to one rank's on the CPU."""
     first, second = run_ranks(stage, device)
     assert first == second, "the ranks went different ways"
-    alone = workload(engine_maker(stage, device="cpu"))
+    alone = workload(stage, engine_maker(stage, device="cpu"))
     for what in alone:
         assert first[what] == alone[what], what
     assert first["modes"] == ["DECODE", "EXTEND", "PREFILL"]

@@ -64,15 +64,16 @@ class DetokenizerManager:
         return self._decode(message)
 
     def _decode(self, batch: BatchTokenIDOut) -> BatchStrOut | None:
-        out = BatchStrOut([], [], [], [])
-        parallel = (batch.rids, batch.output_tokens, batch.meta_info, batch.finish_reason)
+        out = BatchStrOut([], [], [], [], [])
+        parallel = (batch.rids, batch.output_tokens, batch.meta_info, batch.logprobs, batch.finish_reason)
         settings = (batch.stop_strs, batch.skip_special_tokens)
-        for rid, tokens, meta_info, reason, stops, skip in zip(*parallel, *settings, strict=True):
+        for rid, tokens, meta_info, logprobs, reason, stops, skip in zip(*parallel, *settings, strict=True):
             text = self._decode_one(rid, tokens, reason, stops, skip)
-            if text or reason is not None:
+            if text or logprobs is not None or reason is not None:
                 out.rids.append(rid)
                 out.output_strs.append(text)
                 out.meta_info.append(meta_info)
+                out.logprobs.append(logprobs)
                 out.finish_reason.append(reason)
         return out if out.rids else None
 

@@ -22,6 +22,7 @@ from ...sampling_params import SamplingParams
 from ...support.sampling_ops import best, draw, keep_top_k, keep_top_p, uniform
 from ...support.staging import StagingBuffer
 from ...support.text_stream import IncrementalDetokenizer, StopStringFilter
+from .logprobs import ReqLogprobs
 from .radix_cache import RadixCache, TreeNode
 
 if TYPE_CHECKING:
@@ -73,9 +74,7 @@ class Req:
         self.eos_token_ids = tokenizer.eos_token_ids
         self.cached_tokens = 0
         self.num_sent_tokens = 0
-        self.return_normalized_logprob = False
-        self.normalized_logprob_start_len = 0
-        self.normalized_prompt_logprob: float | None = None
+        self.logprobs: ReqLogprobs | None = None
         self.finish_reason: FinishReason | None = None
         self.finish_detail: str | int = ""
         self.allowed_token_ids: Tensor | None = None
@@ -116,15 +115,16 @@ class Req:
 
     def max_prefix_len(self) -> int:
         """How much of the prompt may come from the cache: the last token's logits are always computed
-        (INV-ONE), and so are those that a prompt logprob is the mean of."""
-        if self.wants_prompt_logprob:
-            return min(self.normalized_logprob_start_len, self.seq_len - 1)
-        return self.seq_len - 1
+        (INV-ONE), and so are those that the prompt is scored by."""
+        start_len = self.logprob_start_len
+        return self.seq_len - 1 if start_len is None else min(start_len, self.seq_len - 1)
 
     @property
-    def wants_prompt_logprob(self) -> bool:
-        """Whether the next prefill has to score the prompt; after a retraction it is known already."""
-        return self.return_normalized_logprob and self.normalized_prompt_logprob is None
+    def logprob_start_len(self) -> int | None:
+        """After which position the next prefill has to score the prompt; None if it need not, or not again."""
+        if self.logprobs is None or self.logprobs.has_prefill:
+            return None
+        return self.logprobs.start_len
 
     def append_token(self, token_id: int) -> None:
         """Take the next token and decide whether the request ends with it."""
@@ -216,13 +216,18 @@ class Batch:
         return not self.reqs
 
     @property
-    def return_normalized_logprob(self) -> bool:
-        return any(req.wants_prompt_logprob for req in self.reqs)
+    def return_logprob(self) -> bool:
+        """Whether the next prefill has to score a prompt."""
+        return any(start_len is not None for start_len in self.logprob_start_lens)
 
     @property
-    def normalized_logprob_start_lens(self) -> list[int | None]:
-        """After which prompt position each request's mean begins; None for one that wants none now."""
-        return [req.normalized_logprob_start_len if req.wants_prompt_logprob else None for req in self.reqs]
+    def logprob_start_lens(self) -> list[int | None]:
+        """After which prompt position each request is scored; None for one that wants nothing of it now."""
+        return [req.logprob_start_len for req in self.reqs]
+
+    @property
+    def top_logprobs_nums(self) -> list[int]:
+        return [0 if req.logprobs is None else req.logprobs.top_logprobs_num for req in self.reqs]
 
     # -- before a forward pass -------------------------------------------------------------------------
 

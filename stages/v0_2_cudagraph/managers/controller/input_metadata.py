@@ -94,11 +94,12 @@ class InputMetadata:
         extend_seq_lens = batch.seq_lens - batch.prefix_lens
         self.extend_start_loc = _exclusive_sum(extend_seq_lens)
         self.last_token_index = self.extend_start_loc + extend_seq_lens - 1
-        if batch.return_normalized_logprob:
+        if batch.return_logprob:
             self.logprob_plan = plan_prompt_logprobs(
-                batch.normalized_logprob_start_lens,
+                batch.logprob_start_lens,
                 batch.prefix_lens_cpu,
                 self.extend_seq_lens_cpu,
+                batch.top_logprobs_nums,
                 self.seq_lens.device,
             )
 

@@ -29,6 +29,7 @@ from ..io_struct import (
     TokenizedGenerateReqInput,
 )
 from .infer_batch import Batch, FinishReason, ForwardMode, Req
+from .logprobs import add_decode_logprobs, add_prefill_logprobs, model_logits
 from .model_runner import ModelRunner
 from .output_streamer import OutputStreamer
 from .radix_cache import RadixCache
@@ -252,10 +253,8 @@ class ModelTpServer:
             batch.prepare_for_extend()
         with self.step_timer.phase("forward"):
             output = self.model_runner.forward(batch, ForwardMode.EXTEND)
-        if output.normalized_prompt_logprobs is not None:
-            for req, logprob in zip(batch.reqs, output.normalized_prompt_logprobs.tolist(), strict=True):
-                if req.wants_prompt_logprob:
-                    req.normalized_prompt_logprob = logprob
+        if output.prefill_token_logprobs is not None:
+            add_prefill_logprobs(batch.reqs, output)
         for req, prefix_len in zip(batch.reqs, batch.prefix_lens_cpu, strict=True):
             if not req.output_ids:  # not a retracted request's second prefill
                 req.cached_tokens = prefix_len
@@ -319,8 +318,11 @@ class ModelTpServer:
 
     def _sample_and_finish(self, batch: Batch, logits: Tensor) -> None:
         with self.step_timer.phase("sample"):
+            asked = model_logits(batch.reqs, logits)
             next_token_ids = batch.sample(logits)
         with self.step_timer.phase("emit"):
+            if asked is not None:
+                add_decode_logprobs(batch.reqs, next_token_ids, asked)
             for req, token_id in zip(batch.reqs, next_token_ids, strict=True):
                 req.append_token(token_id)
             self.stats.generated_tokens += len(next_token_ids)
