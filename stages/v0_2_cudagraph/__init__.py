@@ -41,6 +41,7 @@ CAPABILITIES: Final[frozenset[str]] = frozenset(
         "regex",
         "model.llama",
         "model.mistral",
+        "model.qwen2",
         "logprob.normalized_prompt",
         "parallel.tensor",
         "openai.completions",
