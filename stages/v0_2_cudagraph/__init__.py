@@ -12,6 +12,7 @@ Where this stage departs from history, on purpose:
 - a batch of exactly the largest captured size is replayed too;
 - a client that disconnects aborts its request at once;
 - ``sampling_params.seed`` makes one request's sampling repeatable;
+- `bench_serving` speaks Strata's and OpenAI's routes alone, and fetches no data set;
 - an idle controller waits for a message instead of looping;
 - a torch attention path makes the CPU a device like any other, with recorded tapes in place of CUDA graphs;
   ``/get_internal_state`` shows the engine.
@@ -46,6 +47,7 @@ CAPABILITIES: Final[frozenset[str]] = frozenset(
         "regex",
         "model.llama",
         "model.mistral",
+        "model.qwen2",
         "logprob.normalized_prompt",
         "logprob.tokens",
         "parallel.tensor",

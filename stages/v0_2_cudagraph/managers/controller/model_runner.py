@@ -5,7 +5,6 @@ One ModelRunner per rank, owned by its ModelTpServer and as long-lived.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import time
@@ -132,8 +131,7 @@ class ModelRunner:
         )
         if architecture is None:
             raise ValueError(f"{self.model_config.path}: no support for {self.model_config.architectures}.")
-        module, name = models.SUPPORTED_ARCHITECTURES[architecture]
-        model_class = getattr(importlib.import_module(module, models.__name__), name)
+        model_class = models.load_model_class(architecture)
         default_dtype = torch.get_default_dtype()
         torch.set_default_dtype(self.dtype)
         try:
