@@ -86,7 +86,12 @@ class CudaGraphEngine:
             for answer in answers
             if isinstance(answer, BatchTokenIDOut)
             for columns in zip(
-                answer.rids, answer.output_tokens, answer.finish_reason, answer.meta_info, strict=True
+                answer.rids,
+                answer.output_tokens,
+                answer.finish_reason,
+                answer.meta_info,
+                answer.decoded_texts,
+                strict=True,
             )
         ]
 
