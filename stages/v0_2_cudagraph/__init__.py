@@ -13,6 +13,9 @@ Where this stage departs from history, on purpose:
 - a client that disconnects aborts its request at once;
 - ``sampling_params.seed`` makes one request's sampling repeatable;
 - `bench_serving` speaks Strata's and OpenAI's routes alone, and fetches no data set;
+- a forced path ends where the text may end (#1084), a jump that is refused changes nothing, and one that is taken
+  frees the K and V of replaced tokens, comes before the memory check, and waits at the queue's front;
+- no jump without the prefix tree: it would compute the whole prompt again;
 - an idle controller waits for a message instead of looping;
 - a torch attention path makes the CPU a device like any other, with recorded tapes in place of CUDA graphs;
   ``/get_internal_state`` shows the engine.
@@ -45,6 +48,7 @@ CAPABILITIES: Final[frozenset[str]] = frozenset(
         "sampling.n",
         "sampling.stop_strings",
         "regex",
+        "jump_forward",
         "model.llama",
         "model.mistral",
         "model.qwen2",

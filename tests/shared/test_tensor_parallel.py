@@ -19,7 +19,7 @@ from tests.models.tiny import TINY_MODELS
 
 from .driving import greedy, prompt, solo
 from .fixtures import ServerFactory, model_folder
-from .rank_pair import MODELS, engine_maker, run_ranks, workload
+from .rank_pair import MODELS, engine_maker, models_of, run_ranks, workload
 from .reference import reference
 from .speaking import generate, internal_state, probe, stream, wait_idle
 from .test_abort import leave_after
