@@ -12,6 +12,10 @@ Where this stage departs from history, on purpose:
 - a batch of exactly the largest captured size is replayed too;
 - a client that disconnects aborts its request at once;
 - ``sampling_params.seed`` makes one request's sampling repeatable;
+- `bench_serving` speaks Strata's and OpenAI's routes alone, and fetches no data set;
+- a forced path ends where the text may end (#1084), a jump that is refused changes nothing, and one that is taken
+  frees the K and V of replaced tokens, comes before the memory check, and waits at the queue's front;
+- no jump without the prefix tree: it would compute the whole prompt again;
 - with several replicas their output passes through the controller, which so knows what each has in flight;
 - the nodes of one server first meet over plain TCP, check that they were started alike, and end together
   (``--dist-timeout`` is ours);
@@ -31,8 +35,12 @@ CAPABILITIES: Final[frozenset[str]] = frozenset(
     {
         "forward_mode.extend",
         "forward_mode.decode",
+        "admission.new_token_ratio",
         "retraction",
         "radix_cache",
+        "radix_cache.shared_while_running",
+        "allocation.padding_slot",
+        "cuda_graph",
         "attention.triton",
         "attention.flashinfer",
         "sampling.temperature",
@@ -40,11 +48,15 @@ CAPABILITIES: Final[frozenset[str]] = frozenset(
         "sampling.top_k",
         "sampling.logit_bias",
         "sampling.seed",
+        "sampling.n",
         "sampling.stop_strings",
         "regex",
+        "jump_forward",
         "model.llama",
         "model.mistral",
+        "model.qwen2",
         "logprob.normalized_prompt",
+        "logprob.tokens",
         "parallel.tensor",
         "parallel.nodes",
         "parallel.data",
@@ -52,6 +64,9 @@ CAPABILITIES: Final[frozenset[str]] = frozenset(
         "openai.chat",
         "openai.stream",
         "openai.usage",
+        "openai.n",
+        "openai.echo",
+        "openai.logprobs",
     }
 )
 """What this stage can do; tests skip only through it (``book/data/capabilities.toml`` has the matrix)."""
@@ -65,13 +80,8 @@ class LaterParameter(NamedTuple):
 
 
 LATER_PARAMETERS: Final[dict[str, LaterParameter]] = {
-    "n": LaterParameter((None, 1), "v0.2"),
     "best_of": LaterParameter((None, 1), "no stage"),
-    "echo": LaterParameter((None, False), "v0.2"),
-    "logprobs": LaterParameter((None, False), "v0.2"),
     "top_logprobs": LaterParameter((None, 0), "v0.3"),
-    "return_logprob": LaterParameter((None, False), "v0.2"),
-    "top_logprobs_num": LaterParameter((None, 0), "v0.2"),
     "frequency_penalty": LaterParameter((None, 0), "v0.3"),
     "presence_penalty": LaterParameter((None, 0), "v0.3"),
     "repetition_penalty": LaterParameter((None, 1), "v0.3"),
@@ -89,3 +99,9 @@ LATER_PARAMETERS: Final[dict[str, LaterParameter]] = {
     "function_call": LaterParameter((None, "none", "auto"), "no stage"),
 }
 """Request parameters of later stages. Validators read this table; none of them spells a name itself."""
+
+LATER_CHAT_PARAMETERS: Final[dict[str, LaterParameter]] = {
+    "logprobs": LaterParameter((None, False), "v0.3"),
+    "echo": LaterParameter((None, False), "no stage"),
+}
+"""The same for parameters that completions have and chats have not."""

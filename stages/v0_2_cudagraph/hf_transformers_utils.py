@@ -99,6 +99,10 @@ class Tokenizer:
         joined = b"".join([self.token_bytes(token_id, skip_special_tokens) for token_id in ids])
         return joined.decode("utf-8", errors="replace")
 
+    def token_text(self, token_id: int) -> str:
+        """The text of one token by itself, special or not; U+FFFD where it has only a part of a character."""
+        return self.decode([token_id], skip_special_tokens=False)
+
     def token_bytes(self, token_id: int, skip_special_tokens: bool = True) -> bytes:
         """UTF-8 bytes, perhaps only a part of a character, that the token adds to a text."""
         if skip_special_tokens and token_id in self._bytes.special_ids:

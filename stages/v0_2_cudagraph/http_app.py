@@ -13,8 +13,8 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from .managers.http_routes import NativeRoutes
-from .managers.openai_routes import OpenAIRoutes
 from .managers.tokenizer_manager import TokenizerManager
+from .openai_api.adapter import OpenAIRoutes
 from .server_args import ServerArgs
 from .support.http_errors import ApiError
 from .support.http_limits import ApiKeyMiddleware

@@ -13,17 +13,19 @@ GREEDY_TEMPERATURE = 1e-6
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 512
 MAX_LOGIT_BIAS = 1024
+MAX_N = 128
 
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Sampling parameters with January's names and defaults.
+    """Sampling parameters with July's names and defaults.
 
     ``stop`` holds strings that end the text (they are not part of it); ``dtype="int"`` allows digits only and
     stops at a space or newline; ``regex`` is what the whole output has to match (`constrained/dialect.py`), which
     also ends it, whatever ``ignore_eos`` says; ``logit_bias`` adds to the logits of the token ids named by its keys.
-    A request with ``seed`` draws the same tokens whatever shares its batch.
+    A request with ``seed`` draws the same tokens whatever shares its batch. ``n`` is how many answers a prompt gets;
+    main makes requests of one answer of it, the engine sees no other.
     """
 
     max_new_tokens: int = 16
@@ -37,6 +39,7 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
     regex: str | None = None
     logit_bias: dict[int, float] | None = None
     seed: Seed | None = None
+    n: int = 1
 
     @property
     def is_greedy(self) -> bool:
@@ -63,6 +66,8 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}.")
         if self.top_k != -1 and self.top_k < 1:
             raise ValueError(f"top_k must be -1 (off) or at least 1, got {self.top_k}.")
+        if not 1 <= self.n <= MAX_N:
+            raise ValueError(f"n must be in [1, {MAX_N}], got {self.n}.")
         if self.regex is not None and self.dtype is not None:
             raise ValueError('regex and dtype exclude each other: dtype "int" is a constraint of its own.')
         self._verify_stops()

@@ -175,10 +175,21 @@ class Runtime:
             raise
 
     def generate(
-        self, prompt: str | list[str], sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+        self,
+        prompt: str | list[str],
+        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        return_logprob: bool | list[bool] = False,
+        logprob_start_len: int | list[int] = 0,
+        top_logprobs_num: int | list[int] = 0,
     ) -> Any:
-        """Output of `/generate`: one dict with ``text`` and ``meta_info``, or a list of them for a list."""
-        body = {"text": prompt, "sampling_params": sampling_params}
+        """Output of `/generate`: one dict with ``text`` and ``meta_info``, or a list of them for a list or n > 1."""
+        body = {
+            "text": prompt,
+            "sampling_params": sampling_params,
+            "return_logprob": return_logprob,
+            "logprob_start_len": logprob_start_len,
+            "top_logprobs_num": top_logprobs_num,
+        }
         response = self._client.post("/generate", json=body)
         if response.status_code != 200:
             raise RuntimeError(response.json()["error"]["message"])

@@ -16,8 +16,11 @@ from .hf_transformers_utils import Tokenizer
 from .http_app import create_app
 from .managers.engine_info import EngineInfo
 from .managers.io_struct import TokenizerManagerInput
+from .managers.request_tokenizer import GenerateItem
 from .managers.tokenizer_manager import TokenizerManager
+from .sampling_params import SamplingParams
 from .server_args import PortArgs, ServerArgs
+from .support.http_errors import ApiError
 from .support.http_server import HttpServer, loop_factory
 from .support.processes import Child, ProcessGroup
 from .support.transport import Receiver, Sender
@@ -26,6 +29,10 @@ logger = logging.getLogger(__name__)
 
 GRACE_AFTER_DEATH_S = 1.0
 """After a child's death clients hear of it for so long before main ends too (INV-LIVE: 5 s in all)."""
+
+WARM_UP = GenerateItem(
+    "The capital city of France is", SamplingParams(max_new_tokens=8, temperature=0.0), "text"
+)
 
 SIGNAL_TO_ALL_S = 0.05
 """Who ends a service often signals all its processes at once: main waits so long for its own signal before it
@@ -83,6 +90,7 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     answers = asyncio.create_task(manager.handle_loop(receiver))
+    await _warm_up(manager, server_args.dp_size)
     announcement = asyncio.create_task(_announce(http_server, server_args))
     await http_server.serve(sockets=[listener])
     for task in (answers, announcement):
@@ -91,6 +99,16 @@ async def _serve(
         loop.remove_reader(sentinel)
     await manager.close()
     return 1 if deaths else 0
+
+
+async def _warm_up(manager: TokenizerManager, dp_size: int) -> None:
+    """Send every replica a request round the ring before a client can: what is made on first use is made now."""
+    try:
+        requests = await manager.tokenize([WARM_UP] * dp_size, stream=False)
+        async with manager.open_call(requests) as call:
+            await call.results()
+    except ApiError as error:  # a pool too small for it may be large enough for others
+        logger.warning("the warm-up request failed: %s", error.message)
 
 
 async def _announce(http_server: HttpServer, server_args: ServerArgs) -> None:

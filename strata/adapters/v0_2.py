@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from stages.v0_2_cudagraph.managers.io_struct import (
     BatchTokenIDOut,
     EngineInput,
     FlushCacheReq,
+    Logprobs,
     TokenizedGenerateReqInput,
 )
 from stages.v0_2_cudagraph.sampling_params import SamplingParams
@@ -35,6 +36,7 @@ class CudaGraphEngine:
         self.server.num_continue_decode_steps = 1
         self._inbox: list[EngineInput] = []
         self._rids = itertools.count()
+        self._logprobs: dict[str, Logprobs] = {}
         self._forced: Literal["oom", "retract"] | None = None
 
     @property
@@ -82,13 +84,31 @@ class CudaGraphEngine:
         if held is not None:
             self.server.token_to_kv_pool.free(held)
         return [
-            Event(*columns)
+            event
             for answer in answers
             if isinstance(answer, BatchTokenIDOut)
-            for columns in zip(
-                answer.rids, answer.output_tokens, answer.finish_reason, answer.meta_info, strict=True
-            )
+            for event in self._events(answer)
         ]
+
+    def _events(self, answer: BatchTokenIDOut) -> Iterator[Event]:
+        """``meta`` has all log probabilities so far, as a client sees them, where a message has the new ones."""
+        columns = (
+            answer.rids,
+            answer.output_tokens,
+            answer.finish_reason,
+            answer.meta_info,
+            answer.decoded_texts,
+        )
+        for (rid, new_ids, finish, meta, text), new in zip(
+            zip(*columns, strict=True), answer.logprobs, strict=True
+        ):
+            if new is not None:
+                known = self._logprobs.setdefault(rid, Logprobs())
+                known.add(new)
+                meta |= msgspec.structs.asdict(known)
+            if finish is not None:
+                self._logprobs.pop(rid, None)
+            yield Event(rid, new_ids, finish, meta, text)
 
     def _hold_slots(self) -> Tensor | None:
         """Empty the tree and take free slots away for one step, as if other requests had them."""

@@ -186,15 +186,17 @@ def test_sigkill(stage: str, role: str) -> None:
 
 @pytest.mark.slow
 def test_replicas_of_two_ranks(stage: str, engines: EngineFactory) -> None:
-    """Both kinds of parallelism: seven processes, the same text, and a rank's death is everybody's."""
+    """Both kinds of parallelism: seven processes, each replica warmed up, the same text, and a rank's death is everybody's."""
     ids = prompt(40, seed=72)
     tokenizer = Tokenizer.from_file(str(model_folder("llama") / "tokenizer.json"))
     expected = tokenizer.decode(solo(engines(stage), ids, greedy(24)).ids)
     flags = ["--device", "cpu", *TWO_REPLICAS, "--tp-size", "2"]
     with ServerDriver(stage, model_folder("llama"), flags) as server:
-        answers = generate(server, input_ids=[ids] * 4, sampling_params=greedy(24))
+        assert of_each(server, "generated_tokens") == [DIALECTS[stage].warm_up_tokens] * 2
+        with served(server) as counts:
+            answers = generate(server, input_ids=[ids] * 4, sampling_params=greedy(24))
         assert [answer["text"] for answer in answers] == [expected] * 4
-        assert of_each(server, "requests_served") == [2, 2]
+        assert counts == [2, 2]
         pids = server.all_pids()
         newest = max((psutil.Process(pid) for pid in pids), key=lambda process: process.create_time())
         assert newest.pid not in server.pids().values(), "a rank of a replica"

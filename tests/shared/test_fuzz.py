@@ -40,15 +40,18 @@ BODIES: dict[str, Any] = {
             "sampling_params": SAMPLING | JSON,
             "stream": JSON,
             "rid": JSON,
-            "return_normalized_logprob": JSON,
-            "normalized_logprob_start_len": JSON,
+            **dict.fromkeys(("return_normalized_logprob", "normalized_logprob_start_len"), JSON),
+            **dict.fromkeys(("return_logprob", "logprob_start_len", "top_logprobs_num"), JSON),
+            "return_text_in_logprobs": JSON,
         },
     ),
     "/v1/completions": st.fixed_dictionaries(
         {"max_tokens": st.just(2) | JSON},
         optional={
             "prompt": TEXT | IDS | JSON,
-            **dict.fromkeys(("model", "temperature", "stop", "stream", "logit_bias", "n", "echo"), JSON),
+            **dict.fromkeys(
+                ("model", "temperature", "stop", "stream", "logit_bias", "n", "echo", "logprobs"), JSON
+            ),
         },
     ),
     "/v1/chat/completions": st.fixed_dictionaries(
@@ -59,7 +62,7 @@ BODIES: dict[str, Any] = {
                 max_size=2,
             )
             | JSON,
-            **dict.fromkeys(("temperature", "stop", "stream", "tools", "response_format"), JSON),
+            **dict.fromkeys(("temperature", "stop", "stream", "n", "tools", "response_format"), JSON),
         },
     ),
 }

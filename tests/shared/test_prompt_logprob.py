@@ -29,12 +29,14 @@ def expected(model: str, ids: list[int], start: int) -> float:
     return sum(scores) / len(scores)
 
 
-def wish(start: int) -> dict[str, Any]:
-    return {"return_normalized_logprob": True, "normalized_logprob_start_len": start}
+def wish(stage: str, start: Any) -> dict[str, Any]:
+    """Fields that ask for the score after position ``start``, in the stage's words."""
+    wanted, start_len = DIALECTS[stage].prompt_logprob_fields
+    return {wanted: True, start_len: start}
 
 
-def score(engine: Engine, ids: list[int], start: int, max_new_tokens: int = 4) -> Answer:
-    rid = engine.add(ids, greedy(max_new_tokens), fields=wish(start))
+def score(engine: Engine, ids: list[int], wanted: dict[str, Any], max_new_tokens: int = 4) -> Answer:
+    rid = engine.add(ids, greedy(max_new_tokens), fields=wanted)
     return run(engine)[rid]
 
 
@@ -56,14 +58,14 @@ def test_against_transformers_cold_and_warm(
     for start in starts:
         engine.flush()
         engine.step()
-        close(score(engine, ids, start), model, ids, start)
-        warm = score(engine, ids, start)
+        close(score(engine, ids, wish(stage, start)), model, ids, start)
+        warm = score(engine, ids, wish(stage, start))
         close(warm, model, ids, start)
         # What has to be scored is computed again; all that comes before may be cached.
         assert warm.meta["cached_tokens"] == start
     longer = [*ids, *prompt(7, seed=71)]
     for start in (*starts, length + 3):
-        close(score(engine, longer, start), model, longer, start)
+        close(score(engine, longer, wish(stage, start)), model, longer, start)
 
 
 def test_in_batches(engines: EngineFactory, stage: str) -> None:
@@ -76,7 +78,8 @@ def test_in_batches(engines: EngineFactory, stage: str) -> None:
     plain = []
     for number, ids in enumerate(prompts):
         for start in {0, len(ids) // 2, len(ids) - 1}:
-            wishes[engine.add(ids, greedy(3), fields=wish(start), stream=number % 2 == 0)] = (ids, start)
+            rid = engine.add(ids, greedy(3), fields=wish(stage, start), stream=number % 2 == 0)
+            wishes[rid] = (ids, start)
         plain.append((engine.add(ids, greedy(3)), ids))
     answers = run(engine)
     for rid, (ids, start) in wishes.items():
@@ -95,7 +98,7 @@ def test_more_rows_than_are_scored_at_once(
     processor = importlib.import_module(f"{DIALECTS[stage].package}.layers.logits_processor")
     monkeypatch.setattr(processor, "LOGPROB_CHUNK_VALUES", 384 * 7)
     prompts = [prompt(length, seed=74) for length in (3, 20, 7, 8, 1, 30)]
-    rids = [engine.add(ids, greedy(1), fields=wish(len(ids) // 3)) for ids in prompts]
+    rids = [engine.add(ids, greedy(1), fields=wish(stage, len(ids) // 3)) for ids in prompts]
     answers = run(engine)
     for rid, ids in zip(rids, prompts, strict=True):
         close(answers[rid], "llama", ids, len(ids) // 3)
@@ -105,7 +108,7 @@ def test_more_rows_than_are_scored_at_once(
 def test_retraction_keeps_it(engines: EngineFactory, stage: str) -> None:
     """A second fill of a retracted request computes its output too, which is no part of its prompt."""
     engine, ids = engines(stage, max_total_tokens=300), prompt(20, seed=75)
-    rids = [engine.add(ids, greedy(20), fields=wish(2)) for _ in range(3)]
+    rids = [engine.add(ids, greedy(20), fields=wish(stage, 2)) for _ in range(3)]
     answers: dict[str, Answer] = {}
     for _ in range(6):
         collect(engine.step(), answers)
@@ -120,7 +123,7 @@ def test_a_score_alone(engines: EngineFactory, stage: str) -> None:
     """``max_new_tokens`` 0: the mean and no token, as choosing between texts wants it."""
     engine, ids = engines(stage), prompt(30, seed=76)
     for start in (0, 28, 29):
-        answer = score(engine, ids, start, max_new_tokens=0)
+        answer = score(engine, ids, wish(stage, start), max_new_tokens=0)
         close(answer, "llama", ids, start)
         assert answer.ids == [] and answer.finish == {"type": "length", "length": 0}
         assert answer.meta["completion_tokens"] == 0
@@ -133,15 +136,16 @@ def server(servers: ServerFactory, stage: str) -> ServerDriver:
 
 
 @pytest.mark.slow
-def test_over_http(server: ServerDriver) -> None:
+def test_over_http(server: ServerDriver, stage: str) -> None:
     """Alone, in lists with a start each, streamed; twice, so that the second time finds the cache."""
+    wanted, start_len = DIALECTS[stage].prompt_logprob_fields
     prompts = [prompt(length, seed=77) for length in (2, 25, 90)]
     params = {"temperature": 0, "max_new_tokens": 3}
     with probe(server):
         for _ in range(2):
             starts = [0, 5, 88]
-            body = {"input_ids": prompts, "sampling_params": params, "return_normalized_logprob": True}
-            answers = generate(server, **body, normalized_logprob_start_len=starts)
+            body = {"input_ids": prompts, "sampling_params": params, wanted: True}
+            answers = generate(server, **body, **{start_len: starts})
             for answer, ids, start in zip(answers, prompts, starts, strict=True):
                 value = answer["meta_info"]["normalized_prompt_logprob"]
                 assert value == pytest.approx(expected("llama", ids, start), abs=TOLERANCE)
@@ -151,13 +155,12 @@ def test_over_http(server: ServerDriver) -> None:
         assert value == pytest.approx(expected("llama", prompts[1], 0), abs=TOLERANCE)
         for chunk in stream(server, "/generate", {**body, "input_ids": prompts[1]}):
             assert math.isclose(chunk["meta_info"]["normalized_prompt_logprob"], value, abs_tol=TOLERANCE)
-        mixed = generate(server, **{**body, "return_normalized_logprob": [True, False, True]})
+        mixed = generate(server, **{**body, wanted: [True, False, True]})
         assert ["normalized_prompt_logprob" in one["meta_info"] for one in mixed] == [True, False, True]
 
 
 @pytest.mark.parametrize("start", [-1, 3, 10**20, 1.5, "0", None, True, [0, 0]])
-def test_a_start_outside_of_the_prompt_is_refused(server: ServerDriver, start: Any) -> None:
-    body = {"input_ids": [5, 6, 7], "return_normalized_logprob": True, "normalized_logprob_start_len": start}
+def test_a_start_outside_of_the_prompt_is_refused(server: ServerDriver, stage: str, start: Any) -> None:
     with probe(server):
-        error = is_error(server.client.post("/generate", json=body))
-        assert "normalized_logprob_start_len" in error["message"]
+        error = is_error(server.client.post("/generate", json={"input_ids": [5, 6, 7], **wish(stage, start)}))
+        assert DIALECTS[stage].prompt_logprob_fields[1] in error["message"]

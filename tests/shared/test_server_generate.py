@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from strata.adapters import ServerDriver
+from strata.adapters import DIALECTS, ServerDriver
 
 from .driving import prompt
 from .fixtures import ServerFactory, model_folder
 from .reference import reference
-from .speaking import generate, internal_state, stream, wait_idle
+from .speaking import generate, internal_state, is_error, stream, wait_idle
 
 GREEDY = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 20}
 
@@ -129,3 +129,30 @@ def test_flush_cache(server: ServerDriver) -> None:
     assert server.client.post("/flush_cache").status_code == 200
     state = internal_state(server)
     assert (state["evictable"], state["free"]) == (0, state["size"])
+
+
+def test_flush_cache_is_refused_while_busy(server: ServerDriver) -> None:
+    """The answer says why; what runs is not disturbed, and afterwards the cache can be flushed."""
+    body = {"text": "count", "stream": True, "sampling_params": {**GREEDY, "max_new_tokens": 1500}}
+    with server.client.stream("POST", "/generate", json=body) as response:
+        pieces = response.iter_raw()  # kept: httpx hangs up when it is collected
+        next(pieces)
+        for ask in (server.client.post, server.client.get):
+            error = is_error(ask("/flush_cache"))
+            assert "waiting or running" in error["message"]
+        assert internal_state(server)["running"] == 1
+    wait_idle(server)
+    assert server.client.post("/flush_cache").status_code == 200
+
+
+@pytest.mark.slow
+def test_a_fresh_server_has_warmed_up(stage: str) -> None:
+    """What is made on first use is made before the first client; a pool too small for that serves all the same."""
+    with ServerDriver(stage, model_folder("llama"), ["--device", "cpu"]) as server:
+        assert internal_state(server)["generated_tokens"] == DIALECTS[stage].warm_up_tokens
+        assert "warm-up" not in server.log()
+    with ServerDriver(stage, model_folder("llama"), ["--device", "cpu", "--max-total-tokens", "4"]) as server:
+        assert generate(server, input_ids=[5], sampling_params={**GREEDY, "max_new_tokens": 1})
+        assert ("the warm-up request failed: text has" in server.log()) == bool(
+            DIALECTS[stage].warm_up_tokens
+        )

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from strata.adapters import ServerDriver
+from strata.adapters import DIALECTS, ServerDriver
 
 from .fixtures import ServerFactory
 from .speaking import generate, probe, stream
@@ -211,10 +211,10 @@ def test_neutral_values_pass(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.needs("openai.stream")
-def test_stream_frames(server: ServerDriver) -> None:
-    """Server-sent events byte by byte: the helper checks framing and [DONE]; no usage unless asked."""
+def test_stream_frames(server: ServerDriver, stage: str) -> None:
+    """Server-sent events byte by byte: the helper checks framing and [DONE]; usage by the stage's habit."""
     chunks = stream(server, "/v1/completions", {"prompt": "hi", "max_tokens": 8, "temperature": 0})
-    assert all(not chunk.get("usage") for chunk in chunks)
+    assert {bool(chunk.get("usage")) for chunk in chunks} == {DIALECTS[stage].usage_in_every_chunk}
     chunks = stream(server, "/v1/completions", {"prompt": "hi", "max_tokens": 0})
     assert "".join(choice["text"] for chunk in chunks for choice in chunk["choices"]) == ""
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"

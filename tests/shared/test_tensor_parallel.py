@@ -15,10 +15,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from strata.adapters import DIALECTS, ServerDriver, ServerError, existing_stages
+from tests.models.tiny import TINY_MODELS
 
 from .driving import greedy, prompt, solo
 from .fixtures import ServerFactory, model_folder
-from .rank_pair import MODELS, engine_maker, run_ranks, workload
+from .rank_pair import MODELS, engine_maker, models_of, run_ranks, workload
 from .reference import reference
 from .speaking import generate, internal_state, probe, stream, wait_idle
 from .test_abort import leave_after
@@ -44,14 +45,14 @@ def test_ranks_do_what_one_does(stage: str, device: str) -> None:
     """Greedy and sampled tokens, ends, retractions: equal on both ranks, and equal to one rank's on the CPU."""
     first, second = run_ranks(stage, device)
     assert first == second, "the ranks went different ways"
-    alone = workload(engine_maker(stage, device="cpu"))
+    alone = workload(stage, engine_maker(stage, device="cpu"))
     for what in alone:
         assert first[what] == alone[what], what
     modes = ["decode", "extend", "prefill"]
     can = [mode.upper() for mode in modes if f"forward_mode.{mode}" in DIALECTS[stage].capabilities]
     assert first["modes"] == can
     assert first["retractions"] >= 2
-    for model in MODELS:
+    for model in models_of(stage):
         for rid, (ids, _) in first[model].items():
             wave, length = map(int, rid.split("/"))
             asked = prompt(length, seed=90) + prompt(5 if wave else 0, seed=91)
@@ -60,7 +61,9 @@ def test_ranks_do_what_one_does(stage: str, device: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", [pytest.param(name, marks=pytest.mark.needs(TINY_MODELS[name].capability)) for name in MODELS]
+)
 def test_all_processes_answer_as_one_engine(stage: str, model: str, device: str) -> None:
     """Main, router, detokenizer and two ranks, of which one may be the router: cold, warm, and together."""
     folder = model_folder(model)

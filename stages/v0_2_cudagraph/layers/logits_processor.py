@@ -1,8 +1,9 @@
-"""From hidden states to what the scheduler needs: next-token logits, and a score of the prompt if wanted.
+"""From hidden states to what the scheduler needs: next-token logits, and log probabilities of prompts if wanted.
 
-Part of the model of each rank, without state of its own. A prompt's score is the mean log probability of its
-tokens after a start position. The rows of all prompts in a batch are scored together: a few large products
-with the head instead of one or more for each prompt.
+Part of the model of each rank, without state of its own. Log probabilities are the model's own: of the logits
+before temperature, bias or mask. The rows of all prompts in a batch are scored together: a few large products
+with the head instead of one or more for each prompt. Decoding needs nothing here: log probabilities of its
+tokens come from the logits that a forward pass leaves, replayed or not.
 """
 
 from __future__ import annotations
@@ -26,11 +27,23 @@ LOGPROB_CHUNK_VALUES = 1 << 25
 
 
 @dataclass
+class TopLogprobs:
+    """The best tokens of some rows, best first: ``logprobs`` float32 and ``token_ids`` int64 ``[rows, k]``."""
+
+    logprobs: Tensor
+    token_ids: Tensor
+
+
+@dataclass
 class LogitsProcessorOutput:
-    """``next_token_logits`` float32 ``[bs, vocab]``; ``normalized_prompt_logprobs`` float32 ``[bs]`` or None."""
+    """``next_token_logits`` float32 ``[bs, vocab]``, and of the tokens that `LogprobPlan` names, if there is one:
+
+    ``prefill_token_logprobs`` float32 ``[scored]``, and ``prefill_top_logprobs`` of those that want top tokens.
+    """
 
     next_token_logits: Tensor
-    normalized_prompt_logprobs: Tensor | None = None
+    prefill_token_logprobs: Tensor | None = None
+    prefill_top_logprobs: TopLogprobs | None = None
 
 
 @dataclass
@@ -38,39 +51,39 @@ class LogprobPlan:
     """Which of a step's tokens are scored.
 
     ``rows`` int64 ``[scored]``: tokens whose logits say how probable their successor was, request by request;
-    ``counts`` int64 ``[bs]``: how many of them each request has.
+    ``top_logprobs_nums``: of each of them, how many of the best tokens are wanted.
     """
 
     rows: Tensor
-    counts: Tensor
+    top_logprobs_nums: list[int]
 
 
 def plan_prompt_logprobs(
     start_lens: Sequence[int | None],
     prefix_lens: Sequence[int],
     extend_lens: Sequence[int],
+    top_logprobs_nums: Sequence[int],
     device: torch.device,
 ) -> LogprobPlan:
     """Plan to score each prompt's tokens after position ``start_lens[i]``; None leaves a request out.
 
-    What a mean needs is never taken from the cache (`Req.max_prefix_len`), so a prefix ends at the start or before.
+    What is scored is never taken from the cache (`Req.max_prefix_len`), so a prefix ends at the start or before.
     """
     rows: list[int] = []
-    counts: list[int] = []
+    nums: list[int] = []
     begin = 0
-    for start, prefix_len, extend_len in zip(start_lens, prefix_lens, extend_lens, strict=True):
+    for start, prefix_len, extend_len, num in zip(
+        start_lens, prefix_lens, extend_lens, top_logprobs_nums, strict=True
+    ):
         scored = range(0) if start is None else range(begin + start - prefix_len, begin + extend_len - 1)
         rows += scored
-        counts.append(len(scored))
+        nums += [num] * len(scored)
         begin += extend_len
-    return LogprobPlan(
-        torch.tensor(rows, dtype=torch.int64, device=device),
-        torch.tensor(counts, dtype=torch.int64, device=device),
-    )
+    return LogprobPlan(torch.tensor(rows, dtype=torch.int64, device=device), nums)
 
 
 class LogitsProcessor(nn.Module):
-    """Applies the output head to each request's last token only, and to a prompt where its score is wanted."""
+    """Applies the output head to each request's last token only, and to a prompt where its scores are wanted."""
 
     def forward(
         self, input_ids: Tensor, hidden_states: Tensor, lm_head: ParallelLMHead, input_metadata: InputMetadata
@@ -80,23 +93,41 @@ class LogitsProcessor(nn.Module):
         last_hidden = hidden_states if last_index is None else hidden_states.index_select(0, last_index)
         output = LogitsProcessorOutput(lm_head(last_hidden).float())
         if (plan := input_metadata.logprob_plan) is not None:
-            output.normalized_prompt_logprobs = mean_logprobs(input_ids, hidden_states, lm_head, plan)
+            output.prefill_token_logprobs, output.prefill_top_logprobs = prefill_logprobs(
+                input_ids, hidden_states, lm_head, plan
+            )
         return output
 
 
-def mean_logprobs(
+def prefill_logprobs(
     input_ids: Tensor, hidden_states: Tensor, lm_head: ParallelLMHead, plan: LogprobPlan
-) -> Tensor:
-    """Each request's mean log probability of its scored tokens, float32 ``[bs]``; 0 where there is none."""
-    if plan.rows.numel() == 0:
-        return torch.zeros(plan.counts.shape, dtype=torch.float32, device=plan.counts.device)
+) -> tuple[Tensor, TopLogprobs | None]:
+    """Log probability float32 ``[scored]`` of the token after each planned row, and the best tokens there."""
     chunk = max(1, LOGPROB_CHUNK_VALUES // lm_head.vocab_size)
-    scores = [
-        selected_logprobs(lm_head(hidden_states[rows]), input_ids[rows + 1])
-        for rows in plan.rows.split(chunk)
-    ]
-    sums = torch.segment_reduce(torch.cat(scores), "sum", lengths=plan.counts, initial=0.0, unsafe=True)
-    return sums / plan.counts.clamp(min=1)
+    most = max(plan.top_logprobs_nums, default=0)
+    scores = [torch.empty(0, dtype=torch.float32, device=hidden_states.device)]
+    tops: list[TopLogprobs] = []
+    for begin in range(0, len(plan.top_logprobs_nums), chunk):
+        rows = plan.rows[begin : begin + chunk]
+        logits = lm_head(hidden_states[rows])
+        scores.append(selected_logprobs(logits, input_ids[rows + 1]))
+        nums = plan.top_logprobs_nums[begin : begin + chunk]
+        if asking := [i for i, num in enumerate(nums) if num > 0]:
+            wanted = logits if len(asking) == len(nums) else logits[asking]
+            tops.append(top_logprobs(wanted.float(), most))
+    return torch.cat(scores), _concatenate(tops)
+
+
+def top_logprobs(logits: Tensor, k: int) -> TopLogprobs:
+    """The ``k`` best tokens of each row of ``logits`` float32 ``[rows, vocab]``, or all where there are fewer."""
+    best = logits.topk(min(k, logits.shape[1]), dim=-1)
+    return TopLogprobs(best.values - logits.logsumexp(dim=-1, keepdim=True), best.indices)
+
+
+def _concatenate(tops: list[TopLogprobs]) -> TopLogprobs | None:
+    if not tops:
+        return None
+    return TopLogprobs(torch.cat([top.logprobs for top in tops]), torch.cat([top.token_ids for top in tops]))
 
 
 def selected_logprobs(logits: Tensor, next_ids: Tensor) -> Tensor:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..support.http_errors import ApiError
+from .io_struct import Logprobs
 
 
 @dataclass(slots=True, eq=False)
 class ReqState:
-    """The output of one prompt so far; ``index`` is its place in its call."""
+    """One answer so far; ``index`` is its place in its call."""
 
     index: int
     rid: str
@@ -23,14 +24,26 @@ class ReqState:
     text: str = ""
     meta_info: dict[str, Any] | None = None
     finish_reason: dict[str, Any] | None = None
+    logprobs: Logprobs | None = None
+    """What is known of log probabilities; None if they were not asked for."""
+    warmed_by: ReqState | None = None
     is_changed: bool = False
+
+    @property
+    def prefill(self) -> ReqState:
+        """The state of the request that computed the prompt: another one's where n answers share a prefill."""
+        return self if self.warmed_by is None else self.warmed_by
 
 
 class Call:
-    """One HTTP request's prompts in flight, and what wakes the coroutine that waits for them."""
+    """One HTTP request's prompts in flight, and what wakes the coroutine that waits for them.
 
-    def __init__(self, rids: Sequence[str], stream: bool) -> None:
+    Each prompt has ``n`` answers, one after the other in ``states``.
+    """
+
+    def __init__(self, rids: Sequence[str], stream: bool, n: int = 1) -> None:
         self.stream = stream
+        self.n = n
         self.states = [ReqState(index, rid, self) for index, rid in enumerate(rids)]
         self._num_unfinished = len(self.states)
         self._changed: list[ReqState] = []
@@ -38,12 +51,21 @@ class Call:
         self._error: ApiError | None = None
 
     def receive(
-        self, state: ReqState, text: str, meta_info: dict[str, Any], reason: dict[str, Any] | None
+        self,
+        state: ReqState,
+        text: str,
+        meta_info: dict[str, Any],
+        logprobs: Logprobs | None,
+        reason: dict[str, Any] | None,
     ) -> None:
         """Take in one more piece of a prompt's output."""
         state.text += text
         state.meta_info = meta_info
         state.finish_reason = reason
+        if state.logprobs is None:
+            state.logprobs = logprobs
+        elif logprobs is not None:
+            state.logprobs.add(logprobs)
         if not state.is_changed:
             state.is_changed = True
             self._changed.append(state)

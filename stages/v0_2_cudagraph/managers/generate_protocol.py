@@ -9,6 +9,7 @@ import msgspec
 from ..sampling_params import SamplingParams
 from ..support.http_errors import bad_request
 from .call import ReqState
+from .logprob_lists import TextOf, logprob_lists
 from .request_parsing import convert, parse_object, refuse_later_parameters
 from .request_tokenizer import GenerateItem
 
@@ -26,13 +27,15 @@ class GenerateReqInput(msgspec.Struct, forbid_unknown_fields=True):
     sampling_params: SamplingParams | list[SamplingParams] | None = None
     rid: str | list[str] | None = None
     stream: bool = False
-    return_normalized_logprob: bool | list[bool] = False
-    normalized_logprob_start_len: int | list[int] = 0
+    return_logprob: bool | list[bool] = False
+    logprob_start_len: int | list[int] = 0
+    top_logprobs_num: int | list[int] = 0
+    return_text_in_logprobs: bool = False
     image_data: Any = None
 
     @property
     def is_single(self) -> bool:
-        """Whether the answer is one object rather than a list."""
+        """Whether the prompt is one rather than a list; so is the answer then, unless n asks for several."""
         if self.input_ids is not None:
             return not any(isinstance(item, list) for item in self.input_ids)
         return isinstance(self.text, str)
@@ -48,16 +51,18 @@ class GenerateReqInput(msgspec.Struct, forbid_unknown_fields=True):
         count = len(prompts)
         params = _one_each(self.sampling_params or SamplingParams(), count, "sampling_params")
         rids = [None] * count if self.rid is None else self._rids(count)
-        wants = _one_each(self.return_normalized_logprob, count, "return_normalized_logprob")
-        starts = _one_each(self.normalized_logprob_start_len, count, "normalized_logprob_start_len")
+        wants = _one_each(self.return_logprob, count, "return_logprob")
+        starts = _one_each(self.logprob_start_len, count, "logprob_start_len")
+        nums = _one_each(self.top_logprobs_num, count, "top_logprobs_num")
         return [
             GenerateItem(
                 prompt,
                 params[i],
                 param,
                 rid=rids[i],
-                return_normalized_logprob=wants[i],
-                normalized_logprob_start_len=starts[i],
+                return_logprob=wants[i],
+                logprob_start_len=starts[i],
+                top_logprobs_num=nums[i],
             )
             for i, prompt in enumerate(prompts)
         ]
@@ -112,7 +117,11 @@ def parse_generate(body: bytes) -> GenerateReqInput:
     return convert(content, GenerateReqInput)
 
 
-def generate_output(state: ReqState) -> dict[str, Any]:
-    """The answer for one prompt so far; ``text`` is all of it, not the latest piece."""
+def generate_output(state: ReqState, text_of: TextOf | None = None) -> dict[str, Any]:
+    """The answer for one prompt so far; ``text`` is all of it, not the latest piece.
+
+    ``cached_tokens`` are those that the call found: not the prompt that its own first prefill left for n answers.
+    """
     meta_info = {"id": state.rid} | (state.meta_info or {}) | {"finish_reason": state.finish_reason}
-    return {"text": state.text, "meta_info": meta_info}
+    meta_info["cached_tokens"] = (state.prefill.meta_info or {}).get("cached_tokens", 0)
+    return {"text": state.text, "meta_info": meta_info | logprob_lists(state, text_of)}

@@ -18,6 +18,7 @@ from ..support.http_limits import read_body
 from ..support.sse import EventStream, answer_while_connected
 from .generate_protocol import generate_output, parse_generate
 from .io_struct import TokenizedGenerateReqInput
+from .logprob_lists import TextOf
 from .request_tokenizer import GenerateItem
 from .tokenizer_manager import TokenizerManager
 
@@ -65,7 +66,7 @@ class NativeRoutes:
         requests = await self._manager.tokenize([item], stream=False)
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_S):
-                await answer_while_connected(request, self._generate(requests, is_single=True))
+                await answer_while_connected(request, self._generate(requests, is_single=True, text_of=None))
         except TimeoutError:
             raise ApiError(503, f"No token within {HEALTH_TIMEOUT_S:.0f} s.") from None
         return json_response({"status": "ok"})
@@ -92,24 +93,28 @@ class NativeRoutes:
         return json_response(answer)
 
     async def generate(self, request: Request) -> Response:
-        """Continue one prompt, or a list of them at once."""
+        """Continue one prompt, or a list of them at once, each ``n`` times."""
         body = parse_generate(await read_body(request))
         requests = await self._manager.tokenize(body.to_items(), body.stream)
+        is_single = body.is_single and requests[0].sampling_params.n == 1
+        text_of = self._manager.tokenizer.token_text if body.return_text_in_logprobs else None
         if body.stream:
-            return EventStream(self._generate_events(requests, body.is_single))
-        return await answer_while_connected(request, self._generate(requests, body.is_single))
+            return EventStream(self._generate_events(requests, is_single, text_of))
+        return await answer_while_connected(request, self._generate(requests, is_single, text_of))
 
-    async def _generate(self, requests: list[TokenizedGenerateReqInput], is_single: bool) -> Response:
-        with self._manager.open_call(requests) as call:
-            outputs = [generate_output(state) for state in await call.results()]
+    async def _generate(
+        self, requests: list[TokenizedGenerateReqInput], is_single: bool, text_of: TextOf | None
+    ) -> Response:
+        async with self._manager.open_call(requests) as call:
+            outputs = [generate_output(state, text_of) for state in await call.results()]
         return json_response(outputs[0] if is_single else outputs)
 
     async def _generate_events(
-        self, requests: list[TokenizedGenerateReqInput], is_single: bool
+        self, requests: list[TokenizedGenerateReqInput], is_single: bool, text_of: TextOf | None
     ) -> AsyncGenerator[bytes, None]:
-        """One event per prompt that has grown; with several prompts ``index`` tells whose it is."""
-        with self._manager.open_call(requests) as call:
+        """One event per answer that has grown; with several answers ``index`` tells which it is."""
+        async with self._manager.open_call(requests) as call:
             async for changed in call.updates():
                 for state in changed:
-                    output = generate_output(state)
+                    output = generate_output(state, text_of)
                     yield msgspec.json.encode(output if is_single else {"index": state.index} | output)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from .. import LATER_PARAMETERS, STAGE
+from .. import LATER_PARAMETERS, STAGE, LaterParameter
 from ..support.http_errors import ApiError, bad_request
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
@@ -31,10 +31,12 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return content
 
 
-def refuse_later_parameters(content: dict[str, Any], where: str = "") -> None:
+def refuse_later_parameters(
+    content: dict[str, Any], where: str = "", table: dict[str, LaterParameter] = LATER_PARAMETERS
+) -> None:
     """Drop parameters of later stages at their neutral values; raise if one asks for something."""
-    for name in LATER_PARAMETERS.keys() & content.keys():
-        value, later = content.pop(name), LATER_PARAMETERS[name]
+    for name in table.keys() & content.keys():
+        value, later = content.pop(name), table[name]
         if not any(_same(value, neutral) for neutral in later.neutral):
             added = "in no stage" if later.added_in == "no stage" else f"from stage {later.added_in} on"
             raise bad_request(

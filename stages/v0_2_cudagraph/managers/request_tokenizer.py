@@ -16,7 +16,10 @@ from ..hf_transformers_utils import Tokenizer
 from ..sampling_params import SamplingParams
 from ..support.http_errors import bad_request
 from .engine_info import EngineInfo
-from .io_struct import TokenizedGenerateReqInput
+from .io_struct import MAX_LOGPROBS, MAX_TOP_LOGPROBS, TokenizedGenerateReqInput
+
+MAX_ANSWERS = 1024
+"""Answers of one HTTP request: its prompts times n."""
 
 INLINE_CHARACTERS = 4096
 """Texts up to this length are tokenized on the event loop; longer ones in a thread, so that others go on."""
@@ -26,7 +29,8 @@ INLINE_CHARACTERS = 4096
 class GenerateItem:
     """One prompt as a client gave it: text or token ids, and how to go on from there.
 
-    ``param`` names the prompt's field in errors; ``unlimited`` means as many new tokens as the limits allow.
+    ``param`` names the prompt's field in errors; ``unlimited`` means as many new tokens as the limits allow. With
+    ``logprob_start_len`` None the output alone is scored.
     """
 
     prompt: str | list[int]
@@ -35,8 +39,9 @@ class GenerateItem:
     rid: str | None = None
     unlimited: bool = False
     add_special_tokens: bool = True
-    return_normalized_logprob: bool = False
-    normalized_logprob_start_len: int = 0
+    return_logprob: bool = False
+    logprob_start_len: int | None = 0
+    top_logprobs_num: int = 0
 
 
 class RequestTokenizer:
@@ -50,9 +55,13 @@ class RequestTokenizer:
         """One request per item, in order; nothing is sent yet, so one bad item fails the whole call."""
         for item in items:
             self._check(item)
+        _check_answers(items)
         if sum(len(item.prompt) for item in items if isinstance(item.prompt, str)) > INLINE_CHARACTERS:
-            return await asyncio.to_thread(self._tokenize_all, items, stream)
-        return self._tokenize_all(items, stream)
+            requests = await asyncio.to_thread(self._tokenize_all, items, stream)
+        else:
+            requests = self._tokenize_all(items, stream)
+        _check_logprobs(requests)
+        return requests
 
     def _check(self, item: GenerateItem) -> None:
         """All that can be checked without tokenizing."""
@@ -60,6 +69,11 @@ class RequestTokenizer:
             item.sampling_params.verify(self._engine.vocab_size)
         except ValueError as error:  # whose text begins with the field's name
             raise bad_request(str(error), str(error).partition(" ")[0]) from None
+        if not 0 <= item.top_logprobs_num <= MAX_TOP_LOGPROBS:
+            raise bad_request(
+                f"top_logprobs_num must be in [0, {MAX_TOP_LOGPROBS}], got {item.top_logprobs_num}.",
+                "top_logprobs_num",
+            )
         if isinstance(item.prompt, str):
             self._check_characters(item, len(item.prompt))
         else:
@@ -102,19 +116,21 @@ class RequestTokenizer:
             input_ids = self._tokenizer.encode(input_ids, item.add_special_tokens)
             self._check_length(item, len(input_ids))
             self._check_ids(item, input_ids)  # a tokenizer may know tokens that the model has no row for
-        if not 0 <= item.normalized_logprob_start_len < len(input_ids):
+        start_len = len(input_ids) - 1 if item.logprob_start_len is None else item.logprob_start_len
+        if not 0 <= start_len < len(input_ids):
             raise bad_request(
-                f"normalized_logprob_start_len must be in [0, {len(input_ids) - 1}], the prompt's last position; "
-                f"got {item.normalized_logprob_start_len}.",
-                "normalized_logprob_start_len",
+                f"logprob_start_len must be in [0, {len(input_ids) - 1}], the prompt's last position; "
+                f"got {start_len}.",
+                "logprob_start_len",
             )
         return TokenizedGenerateReqInput(
             rid=item.rid or uuid.uuid4().hex,
             input_ids=input_ids,
             sampling_params=self._clamp(item, len(input_ids)),
             stream=stream,
-            return_normalized_logprob=item.return_normalized_logprob,
-            normalized_logprob_start_len=item.normalized_logprob_start_len,
+            return_logprob=item.return_logprob,
+            logprob_start_len=start_len,
+            top_logprobs_num=item.top_logprobs_num,
         )
 
     def _clamp(self, item: GenerateItem, num_tokens: int) -> SamplingParams:
@@ -124,4 +140,32 @@ class RequestTokenizer:
             params,
             max_new_tokens=room if item.unlimited else min(params.max_new_tokens, room),
             top_k=min(params.top_k, self._engine.vocab_size),
+        )
+
+
+def _check_answers(items: Sequence[GenerateItem]) -> None:
+    """Refuse what has no one way to be listed, and too much of what has."""
+    counts = {item.sampling_params.n for item in items}
+    if len(counts) > 1:
+        raise bad_request(f"n must be the same for all prompts, got {sorted(counts)}.", "n")
+    if len(items) * max(counts) > MAX_ANSWERS:
+        raise bad_request(
+            f"n: {len(items)} prompts with {max(counts)} answers each are over the limit of {MAX_ANSWERS} answers.",
+            "n",
+        )
+
+
+def _check_logprobs(requests: Sequence[TokenizedGenerateReqInput]) -> None:
+    """Refuse an answer whose lists of log probabilities could not be carried."""
+    num_entries = 0
+    for request in requests:
+        if request.return_logprob:
+            params = request.sampling_params
+            num_tokens = len(request.input_ids) - request.logprob_start_len + params.max_new_tokens
+            num_entries += params.n * num_tokens * (1 + request.top_logprobs_num)
+    if num_entries > MAX_LOGPROBS:
+        raise bad_request(
+            f"return_logprob: the answer may hold {num_entries} log probabilities, the limit is {MAX_LOGPROBS}; "
+            "lower top_logprobs_num, max_new_tokens or n, raise logprob_start_len, or send fewer prompts at once.",
+            "return_logprob",
         )

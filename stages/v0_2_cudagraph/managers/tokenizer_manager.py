@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import msgspec
@@ -30,6 +30,7 @@ from .io_struct import (
     TokenizedGenerateReqInput,
     TokenizerManagerInput,
 )
+from .parallel_sampling import samples_of, share_prefills, warming_request
 from .request_tokenizer import GenerateItem, RequestTokenizer
 
 logger = logging.getLogger(__name__)
@@ -65,15 +66,29 @@ class TokenizerManager:
                 request.regex_index = await self._compile_regex(regex)
         return requests
 
+    @asynccontextmanager
+    async def open_call(self, requests: Sequence[TokenizedGenerateReqInput]) -> AsyncIterator[Call]:
+        """Send ``requests``, each n times where it wants n answers, after one prefill of each that all share."""
+        n = requests[0].sampling_params.n
+        if n == 1:
+            with self._send(requests) as call:
+                yield call
+            return
+        with self._send([warming_request(request) for request in requests]) as warming:
+            warmed = await warming.results()
+        with self._send([sample for request in requests for sample in samples_of(request)], n) as call:
+            share_prefills(warmed, call.states, n)
+            yield call
+
     @contextmanager
-    def open_call(self, requests: Sequence[TokenizedGenerateReqInput]) -> Iterator[Call]:
+    def _send(self, requests: Sequence[TokenizedGenerateReqInput], n: int = 1) -> Iterator[Call]:
         """Send ``requests``, whose rids are the client's; on leaving, whatever still runs is aborted (INV-FREE)."""
         if self._failure is not None:
             raise self._failure
         rids = [request.rid for request in requests]
         if len(set(rids)) < len(rids) or not self._client_rids.isdisjoint(rids):
             raise bad_request("rid must be unique among the requests in flight.", "rid")
-        call = Call(rids, stream=any(request.stream for request in requests))
+        call = Call(rids, any(request.stream for request in requests), n)
         self._client_rids.update(rids)
         inner_rids = [uuid.uuid4().hex for _ in rids]
         try:
@@ -140,11 +155,11 @@ class TokenizerManager:
         self._deliver(message)
 
     def _deliver(self, batch: BatchStrOut) -> None:
-        outputs = zip(batch.rids, batch.output_strs, batch.meta_info, batch.finish_reason, strict=True)
-        for rid, text, meta_info, finish_reason in outputs:
+        parallel = (batch.rids, batch.output_strs, batch.meta_info, batch.logprobs, batch.finish_reason)
+        for rid, text, meta_info, logprobs, finish_reason in zip(*parallel, strict=True):
             state = self.rid_to_state.get(rid)
             if state is not None and state.finish_reason is None:
-                state.call.receive(state, text, meta_info, finish_reason)
+                state.call.receive(state, text, meta_info, logprobs, finish_reason)
 
     async def close(self) -> None:
         """End what the manager started: the processes that compile regexes."""

@@ -12,16 +12,18 @@ import torch
 from torch import Tensor
 
 from ...constrained.fsm_cache import FSMCache
+from ...constrained.jump_forward import JumpForwardCache
 from ...hf_transformers_utils import get_tokenizer
 from ...model_config import ModelConfig
 from ...server_args import ServerArgs
 from ...utils import get_int_token_ids
-from ..io_struct import TokenizedGenerateReqInput
+from ..io_struct import MAX_TOP_LOGPROBS, TokenizedGenerateReqInput
 from .infer_batch import FinishReason, Req
+from .logprobs import ReqLogprobs
 
 
 class RequestIntake:
-    """Builds each Req. One that can't be served, or needs no computing, comes out finished.
+    """Builds each Req. One that can't be served comes out finished; one that wants no tokens warms the cache.
 
     Main has checked all of it before; what it missed must not end the engine.
 
@@ -39,6 +41,9 @@ class RequestIntake:
     ) -> None:
         self.tokenizer = get_tokenizer(server_args.tokenizer_path, server_args.model_path)
         self.regex_fsm_cache = FSMCache(self.tokenizer, model_config.vocab_size)
+        self.jump_forward_cache = JumpForwardCache()
+        # A jump is one more prefill; without the tree it would compute the prompt and all of the output again.
+        self.jumps_forward = not (server_args.disable_regex_jump_forward or server_args.disable_radix_cache)
         self.vocab_size = model_config.vocab_size
         self.context_len = model_config.context_len
         self.max_total_num_token = max_total_num_token
@@ -52,8 +57,8 @@ class RequestIntake:
         req = Req(recv_req.rid, recv_req.input_ids, params, recv_req.stream, self.tokenizer)
         if params.seed is None:
             req.seed = self._seeds.getrandbits(63)
-        req.return_normalized_logprob = recv_req.return_normalized_logprob
-        req.normalized_logprob_start_len = recv_req.normalized_logprob_start_len
+        if recv_req.return_logprob:
+            req.logprobs = ReqLogprobs(recv_req.logprob_start_len, recv_req.top_logprobs_num)
         # What can never fit would wait for ever: one request alone must fit into the context and the pool.
         room = min(self.context_len, self.max_total_num_token - 1) - len(req.input_ids)
         req.max_new_tokens = min(params.max_new_tokens, room)
@@ -62,9 +67,6 @@ class RequestIntake:
             self._constrain(req, recv_req)
         except ValueError as error:
             req.finish(FinishReason.ABORT, str(error))
-            return req
-        if params.max_new_tokens == 0 and not req.return_normalized_logprob:
-            req.finish(FinishReason.LENGTH, 0)
         return req
 
     def _check(self, recv_req: TokenizedGenerateReqInput) -> None:
@@ -78,8 +80,10 @@ class RequestIntake:
             raise ValueError(
                 f"the prompt holds a token id outside of the vocabulary; ids go from 0 to {self.vocab_size - 1}."
             )
-        if not 0 <= recv_req.normalized_logprob_start_len < num_input:
-            raise ValueError(f"normalized_logprob_start_len must be in [0, {num_input - 1}].")
+        if not 0 <= recv_req.logprob_start_len < num_input:
+            raise ValueError(f"logprob_start_len must be in [0, {num_input - 1}].")
+        if not 0 <= recv_req.top_logprobs_num <= MAX_TOP_LOGPROBS:
+            raise ValueError(f"top_logprobs_num must be in [0, {MAX_TOP_LOGPROBS}].")
         recv_req.sampling_params.verify(self.vocab_size)
 
     def _constrain(self, req: Req, recv_req: TokenizedGenerateReqInput) -> None:
@@ -88,6 +92,8 @@ class RequestIntake:
             req.allowed_token_ids = self._int_token_ids
         if (regex := recv_req.sampling_params.regex) is not None:
             req.regex_fsm = self.regex_fsm_cache.get(regex, recv_req.regex_index)
+            if self.jumps_forward:
+                req.jump_forward_map = self.jump_forward_cache.get(regex, req.regex_fsm.index)
 
     @cached_property
     def _int_token_ids(self) -> Tensor:

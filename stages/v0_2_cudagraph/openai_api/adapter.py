@@ -8,20 +8,21 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from ..managers.io_struct import TokenizedGenerateReqInput
+from ..managers.tokenizer_manager import TokenizerManager
 from ..support.http_errors import bad_request
 from ..support.http_limits import read_body
 from ..support.sse import EventStream, answer_while_connected
-from .io_struct import TokenizedGenerateReqInput
-from .openai_protocol import (
+from .completion_writer import completion_writers
+from .protocol import (
     AnswerHead,
+    CompletionRequest,
     chat_choice,
     chat_delta,
-    completion_choice,
     parse_chat,
     parse_completion,
     usage,
 )
-from .tokenizer_manager import TokenizerManager
 
 JSON = "application/json"
 
@@ -59,25 +60,28 @@ class OpenAIRoutes:
         requests = await self._manager.tokenize(body.to_items(), stream)
         head = AnswerHead("cmpl", "text_completion", body.model or self._model_name)
         if stream:
-            return EventStream(self._completion_events(requests, head))
-        return await answer_while_connected(request, self._completion(requests, head))
+            return EventStream(self._completion_events(requests, head, body))
+        return await answer_while_connected(request, self._completion(requests, head, body))
 
-    async def _completion(self, requests: list[TokenizedGenerateReqInput], head: AnswerHead) -> Response:
-        with self._manager.open_call(requests) as call:
+    async def _completion(
+        self, requests: list[TokenizedGenerateReqInput], head: AnswerHead, body: CompletionRequest
+    ) -> Response:
+        async with self._manager.open_call(requests) as call:
             states = await call.results()
-        choices = [completion_choice(state, state.text) for state in states]
-        answer = head.with_choices(choices, usage=usage(states))
+        writers = completion_writers(body, call, self._manager.tokenizer)
+        choices = [writer.write(state) for writer, state in zip(writers, states, strict=True)]
+        answer = head.with_choices(choices, usage=usage(call))
         return Response(msgspec.json.encode(answer), media_type=JSON)
 
     async def _completion_events(
-        self, requests: list[TokenizedGenerateReqInput], head: AnswerHead
+        self, requests: list[TokenizedGenerateReqInput], head: AnswerHead, body: CompletionRequest
     ) -> AsyncGenerator[bytes, None]:
-        sent = [0] * len(requests)
-        with self._manager.open_call(requests) as call:
+        async with self._manager.open_call(requests) as call:
+            writers = completion_writers(body, call, self._manager.tokenizer)
             async for changed in call.updates():
                 for state in changed:
-                    piece, sent[state.index] = state.text[sent[state.index] :], len(state.text)
-                    yield msgspec.json.encode(head.with_choices([completion_choice(state, piece)]))
+                    choice = writers[state.index].write(state)
+                    yield msgspec.json.encode(head.with_choices([choice], usage=usage(call)))
 
     async def chat_completions(self, request: Request) -> Response:
         body = parse_chat(await read_body(request))
@@ -97,24 +101,28 @@ class OpenAIRoutes:
         )
 
     async def _chat_completion(self, requests: list[TokenizedGenerateReqInput], head: AnswerHead) -> Response:
-        with self._manager.open_call(requests) as call:
+        async with self._manager.open_call(requests) as call:
             states = await call.results()
-        answer = head.with_choices([chat_choice(state) for state in states], usage=usage(states))
+        answer = head.with_choices([chat_choice(state) for state in states], usage=usage(call))
         return Response(msgspec.json.encode(answer), media_type=JSON)
 
     async def _chat_events(
         self, requests: list[TokenizedGenerateReqInput], head: AnswerHead
     ) -> AsyncGenerator[bytes, None]:
-        """The role in the first chunk, then text, then an empty delta with the finish reason."""
-        sent = 0
-        with self._manager.open_call(requests) as call:
-            [state] = call.states
-            first: dict[str, str] | None = {"role": "assistant", "content": ""}
-            async for _ in call.updates():
-                if first is not None:
-                    yield msgspec.json.encode(head.with_choices([chat_delta(state, first)]))
-                    first = None
-                if piece := state.text[sent:]:
-                    sent = len(state.text)
-                    yield msgspec.json.encode(head.with_choices([chat_delta(state, {"content": piece})]))
-            yield msgspec.json.encode(head.with_choices([chat_delta(state, {}, is_last=True)]))
+        """Of each answer the role in its first chunk, then text, then an empty delta with the finish reason."""
+        async with self._manager.open_call(requests) as call:
+            sent = [0] * len(call.states)
+            greeted: set[int] = set()
+            async for changed in call.updates():
+                for state in changed:
+                    choices = []
+                    if state.index not in greeted:
+                        greeted.add(state.index)
+                        choices.append(chat_delta(state, {"role": "assistant", "content": ""}))
+                    if piece := state.text[sent[state.index] :]:
+                        sent[state.index] = len(state.text)
+                        choices.append(chat_delta(state, {"content": piece}))
+                    if state.finish_reason is not None:
+                        choices.append(chat_delta(state, {}, is_last=True))
+                    for choice in choices:
+                        yield msgspec.json.encode(head.with_choices([choice], usage=usage(call)))

@@ -2,26 +2,28 @@
 
 Fields that OpenAI lacks (``top_k``, ``regex``, ``ignore_eos``, …) have the names of `SamplingParams`. Fields that
 change nothing here (``user``, ``metadata``, …) are ignored; those of later stages are refused before
-(`request_parsing`). Any ``model`` name is taken: a server has one model.
+(`managers/request_parsing`). Any ``model`` name is taken: a server has one model.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
+from .. import LATER_CHAT_PARAMETERS
+from ..managers.call import Call, ReqState
+from ..managers.generate_protocol import split_prompts
+from ..managers.request_parsing import convert, parse_object, refuse_later_parameters
+from ..managers.request_tokenizer import GenerateItem
 from ..sampling_params import SamplingParams, Seed
 from ..support.http_errors import bad_request
-from .call import ReqState
-from .generate_protocol import split_prompts
-from .request_parsing import convert, parse_object, refuse_later_parameters
-from .request_tokenizer import GenerateItem
 
 DEFAULT_MAX_TOKENS = 16
+MAX_COMPLETION_LOGPROBS = 5
+"""Most top tokens of a completion's ``logprobs``, as OpenAI has it; `/generate` lists more."""
 
 
 class OpenAIRequest(msgspec.Struct, kw_only=True):
@@ -34,6 +36,7 @@ class OpenAIRequest(msgspec.Struct, kw_only=True):
     top_k: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
+    n: int | None = None
     seed: Seed | None = None
     logit_bias: dict[int, float] | None = None
     ignore_eos: bool | None = None
@@ -55,12 +58,31 @@ class CompletionRequest(OpenAIRequest, kw_only=True):
     """Body of `/v1/completions`."""
 
     prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        return split_prompts(self.prompt, "prompt")
 
     def to_items(self) -> list[GenerateItem]:
-        """One item per prompt, in order."""
+        """One item per prompt, in order. The prompt is scored only if it is shown."""
         params = self.to_sampling_params()
         params.max_new_tokens = _count(self.max_tokens, "max_tokens", DEFAULT_MAX_TOKENS)
-        return [GenerateItem(prompt, params, "prompt") for prompt in split_prompts(self.prompt, "prompt")]
+        num = _count(self.logprobs, "logprobs", 0)
+        if num > MAX_COMPLETION_LOGPROBS:
+            raise bad_request(f"logprobs must be in [0, {MAX_COMPLETION_LOGPROBS}], got {num}.", "logprobs")
+        return [
+            GenerateItem(
+                prompt,
+                params,
+                "prompt",
+                return_logprob=self.logprobs is not None,
+                logprob_start_len=0 if self.echo else None,
+                top_logprobs_num=num,
+            )
+            for prompt in self.prompts
+        ]
 
 
 class ContentPart(msgspec.Struct):
@@ -131,6 +153,7 @@ def parse_chat(body: bytes) -> ChatCompletionRequest:
     """Decode and check a body of `/v1/chat/completions`; raises `ApiError` 400."""
     content = parse_object(body)
     refuse_later_parameters(content)
+    refuse_later_parameters(content, table=LATER_CHAT_PARAMETERS)
     return convert(content, ChatCompletionRequest)
 
 
@@ -149,8 +172,8 @@ class AnswerHead:
         return self._fields | {"choices": choices} | more
 
 
-def completion_choice(state: ReqState, text: str) -> dict[str, Any]:
-    return {"index": state.index, "text": text, "logprobs": None, "finish_reason": finish_type(state)}
+def completion_choice(state: ReqState, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    return {"index": state.index, "text": text, "logprobs": logprobs, "finish_reason": finish_type(state)}
 
 
 def chat_choice(state: ReqState) -> dict[str, Any]:
@@ -168,12 +191,16 @@ def finish_type(state: ReqState) -> str | None:
     return None if state.finish_reason is None else state.finish_reason["type"]
 
 
-def usage(states: Sequence[ReqState]) -> dict[str, Any]:
-    """Token counts of all prompts of a request together."""
-    infos = [state.meta_info or {} for state in states]
+def usage(call: Call) -> dict[str, Any]:
+    """Token counts of a request so far: of every answer, and of every prompt once, however many answers it has."""
+    prompts = [state.prefill for state in call.states[:: call.n]]
     prompt, completion, cached = (
-        sum(info.get(name, 0) for info in infos)
-        for name in ("prompt_tokens", "completion_tokens", "cached_tokens")
+        sum((state.meta_info or {}).get(name, 0) for state in states)
+        for name, states in (
+            ("prompt_tokens", prompts),
+            ("completion_tokens", call.states),
+            ("cached_tokens", prompts),
+        )
     )
     return {
         "prompt_tokens": prompt,
