@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import socket
 import subprocess
 import sys
@@ -174,7 +175,10 @@ def test_a_missing_node_is_named(stage: str) -> None:
 
 @pytest.mark.slow
 def test_who_is_no_node_of_it_stays_out(stage: str) -> None:
-    """A stranger and a node with other flags are sent away, and node 0 waits on for the right one."""
+    """A stranger and a node with other flags are sent away, and node 0 waits on for the right one.
+
+    That one goes, too, when node 0 is asked to end.
+    """
     pair = TwoNodes(stage)
     with ThreadPoolExecutor(1) as pool:
         start = pool.submit(pair.server.start)
@@ -188,6 +192,12 @@ def test_who_is_no_node_of_it_stays_out(stage: str) -> None:
             pair.other = OtherNode(stage, *pair.flags, "--node-rank", "1")
             start.result()
             assert generate(pair.server, text="hi", sampling_params={"max_new_tokens": 2})
+            pids = pair.other.pids()
+            pair.server.process.send_signal(signal.SIGTERM)
+            assert pair.server.process.wait(LIMIT_S) == 0
+            assert pair.other.process.wait(LIMIT_S) == 1
+            assert pair.server.wait_gone(pids, LIMIT_S) == [], "INV-LIVE: orphans"
+            assert "node 0 is gone" in pair.other.log and "Traceback" not in pair.other.log
         finally:
             pair.__exit__()
 

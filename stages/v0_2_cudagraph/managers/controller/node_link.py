@@ -205,7 +205,10 @@ def _call_node_0(server_args: ServerArgs, deadline: float) -> socket.socket:
     next_progress = time.monotonic()
     while True:
         try:
-            return socket.create_connection(server_args.node_address, timeout=PROGRESS_INTERVAL_S)
+            connection = socket.create_connection(server_args.node_address, timeout=PROGRESS_INTERVAL_S)
+            if connection.getsockname() != connection.getpeername():
+                return connection
+            connection.close()  # on one machine a caller may be given the port that it calls, and reach itself
         except OSError as error:
             if time.monotonic() >= deadline:
                 raise StartError(
