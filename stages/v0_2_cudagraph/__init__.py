@@ -12,6 +12,11 @@ Where this stage departs from history, on purpose:
 - a batch of exactly the largest captured size is replayed too;
 - a client that disconnects aborts its request at once;
 - ``sampling_params.seed`` makes one request's sampling repeatable;
+- log probabilities are read from the logits that a replay leaves (#775), and a request with a start position
+  tells its prompt's first token only from position 0 on, whatever was cached;
+- streams take lists and n > 1, told apart by ``index``; a seeded sample i draws as seed + i does;
+- completions echo lists too (#791), usage counts a prompt once for all its answers (#928), ``text_offset`` is a
+  token's place where history had -1, and ``top_logprobs`` hold the token itself too;
 - an idle controller waits for a message instead of looping;
 - a torch attention path makes the CPU a device like any other, with recorded tapes in place of CUDA graphs;
   ``/get_internal_state`` shows the engine.

@@ -22,7 +22,8 @@ from .speaking import generate, is_error, probe, stream
 
 pytestmark = pytest.mark.needs("logprob.tokens")
 
-TOLERANCE = 1e-3
+TOLERANCE = 2e-3 if torch.cuda.is_available() else 1e-3
+"""On a GPU a logit may be off by 1e-3, and the sum over all of them too."""
 
 
 def wish(start: int = 0, top: int = 0) -> dict[str, Any]:
