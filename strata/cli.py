@@ -96,6 +96,37 @@ def where(
 
 
 @app.command()
+def diff(
+    older: StageName,
+    newer: StageName,
+    what: Annotated[
+        str, typer.Argument(metavar="[FILE[::SYMBOL]]", help="a path's end is enough", show_default=False)
+    ] = "",
+    side_by_side: Annotated[bool, typer.Option("--side-by-side", "-y", help="two columns")] = False,
+) -> None:
+    """Show what became of each file between two stages, or how one file or symbol changed, and why."""
+    from .diff.show import show_place, show_tree
+    from .stages import find_stage, in_order
+
+    before, after = in_order(find_stage(older), find_stage(newer))
+    if what:
+        show_place(before, after, what, side_by_side)
+    else:
+        show_tree(before, after)
+
+
+@app.command()
+def lines(
+    stage: Annotated[str, typer.Argument(metavar="[STAGE]", show_default="all")] = "",
+) -> None:
+    """Count each file's lines beside those of the upstream file that it retells."""
+    from .diff.show import show_lines
+    from .stages import find_stage
+
+    show_lines([find_stage(stage)] if stage else existing_stages())
+
+
+@app.command()
 def sync(
     stage: Annotated[str, typer.Argument(metavar="[STAGE]", show_default=False)] = "",
 ) -> None:
@@ -130,7 +161,11 @@ def bench(
         str | None, typer.Option(help="instead of a model: dummy weights of llama-8b, llama-0.6b or tiny")
     ] = None,
     attention: Annotated[
-        str | None, typer.Option(help="with --shape: comma-separated; on CUDA triton,flashinfer by default")
+        str | None,
+        typer.Option(
+            help="with --shape: comma-separated paths, on CUDA triton,flashinfer by default; +no-cache, +graphs "
+            "(CPU) or +no-graphs (CUDA) may follow each"
+        ),
     ] = None,
     device: Annotated[Literal["cpu", "cuda"], typer.Option()] = "cpu",
     dtype: Annotated[

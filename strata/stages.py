@@ -57,3 +57,11 @@ def find_stage(name: str) -> Stage:
     if name == "latest" and stages:
         return stages[-1]
     raise UserError(f"there is no stage {name!r}", f"Choose one of: {choices}")
+
+
+def in_order(one: Stage, other: Stage) -> tuple[Stage, Stage]:
+    """Two different stages, the older first; a ``UserError`` if they are the same."""
+    if one == other:
+        raise UserError(f"{one.key} is compared with itself", "Name two stages")
+    older, newer = sorted((one, other), key=TABLE.index)
+    return older, newer

@@ -42,6 +42,7 @@ class ModelConfig:
         self._read_rope()
         self._refuse_what_is_missing()
         self.context_len = context_length or self._trained_length()
+        self._check_window()
 
     def get_num_attention_heads(self, tp_size: int) -> int:
         """Query heads of one rank."""
@@ -84,8 +85,20 @@ class ModelConfig:
 
     def _trained_length(self) -> int:
         length = self._size("max_position_embeddings", 2048)
-        # Attention here sees the whole context, which equals a sliding window only up to the window's length.
-        return min(length, self.hf_config.get("sliding_window") or length)
+        return min(length, self._sliding_window() or length)
+
+    def _sliding_window(self) -> int | None:
+        """How many tokens attention sees at most, None if all."""
+        return self._size("sliding_window") if self.hf_config.get("sliding_window") else None
+
+    def _check_window(self) -> None:
+        """Attention here sees the whole context, which equals a sliding window only up to the window's length."""
+        window = self._sliding_window()
+        if window is not None and self.context_len > window:
+            raise ValueError(
+                f"--context-length {self.context_len} goes beyond the sliding window of {window} tokens that "
+                f"{self.path}/config.json asks for, which is not supported: at most {window} can be served."
+            )
 
     def _refuse_what_is_missing(self) -> None:
         if self.rope_scaling is not None and self.rope_scaling["rope_type"] not in SUPPORTED_ROPE_TYPES:

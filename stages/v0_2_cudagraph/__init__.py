@@ -12,11 +12,14 @@ Where this stage departs from history, on purpose:
 - a batch of exactly the largest captured size is replayed too;
 - a client that disconnects aborts its request at once;
 - ``sampling_params.seed`` makes one request's sampling repeatable;
-- log probabilities are read from the logits that a replay leaves (#775), and a request with a start position
-  tells its prompt's first token only from position 0 on, whatever was cached;
+- log probabilities are read from the logits that a replay leaves (#775); a request that asks for them takes no jump;
 - streams take lists and n > 1, told apart by ``index``; a seeded sample i draws as seed + i does;
 - completions echo lists too (#791), usage counts a prompt once for all its answers (#928), ``text_offset`` is a
   token's place where history had -1, and ``top_logprobs`` hold the token itself too;
+- `bench_serving` speaks Strata's and OpenAI's routes alone, and fetches no data set;
+- a forced path ends where the text may end (#1084), a jump that is refused changes nothing, and one that is taken
+  frees the K and V of replaced tokens, comes before the memory check, and waits at the queue's front;
+- no jump without the prefix tree: it would compute the whole prompt again;
 - an idle controller waits for a message instead of looping;
 - a torch attention path makes the CPU a device like any other, with recorded tapes in place of CUDA graphs;
   ``/get_internal_state`` shows the engine.
@@ -33,8 +36,12 @@ CAPABILITIES: Final[frozenset[str]] = frozenset(
     {
         "forward_mode.extend",
         "forward_mode.decode",
+        "admission.new_token_ratio",
         "retraction",
         "radix_cache",
+        "radix_cache.shared_while_running",
+        "allocation.padding_slot",
+        "cuda_graph",
         "attention.triton",
         "attention.flashinfer",
         "sampling.temperature",
@@ -45,8 +52,10 @@ CAPABILITIES: Final[frozenset[str]] = frozenset(
         "sampling.n",
         "sampling.stop_strings",
         "regex",
+        "jump_forward",
         "model.llama",
         "model.mistral",
+        "model.qwen2",
         "logprob.normalized_prompt",
         "logprob.tokens",
         "parallel.tensor",

@@ -38,6 +38,7 @@ class ServerArgs:
     disable_flashinfer: bool = False
     enable_torch_attention: bool = False
     disable_radix_cache: bool = False
+    disable_regex_jump_forward: bool = False
     disable_cuda_graph: bool = False
     enable_cpu_graph: bool = False
     enable_torch_compile: bool = False
@@ -184,6 +185,12 @@ class ServerArgs:
         )
         add("--enable-torch-attention", action="store_true", help="on a GPU, attention in plain torch")
         add("--disable-radix-cache", action="store_true", help="share no prefixes")
+        add(
+            "--disable-regex-jump-forward",
+            action="store_true",
+            help="generate also the text that a regex leaves no choice about; implied by --disable-radix-cache, "
+            "without which a jump would compute the whole prompt again",
+        )
         add("--disable-cuda-graph", action="store_true", help="launch every decode kernel by itself")
         add(
             "--enable-cpu-graph",

@@ -43,6 +43,10 @@ class Dialect:
     """Tokens that a server generates by itself before it takes requests."""
     roles: tuple[str, ...] = ("main", "router", "detokenizer")
     """Its processes when nothing is parallel."""
+    graph_args: tuple[tuple[str, Any], ...] = ()
+    """Fields of the stage's ServerArgs that make the CPU decode by replay."""
+    no_graph_args: tuple[tuple[str, Any], ...] = ()
+    """Fields that make a GPU decode without."""
     first_rank: int = 0
     """The first rank of tensor parallelism that has a process of its own beside ``roles``."""
 
@@ -63,6 +67,23 @@ class Dialect:
         if tp_size == 1:
             return self.roles
         return (*self.roles, *(f"rank {rank}" for rank in range(self.first_rank, tp_size)))
+
+    def path_args(self, path: str, device: str) -> dict[str, Any]:
+        """ServerArgs of a bench path: an attention path, and after each ``+`` what is switched on or off.
+
+        Raises ``KeyError`` for what the stage lacks on ``device``.
+        """
+        attention, *switches = path.split("+")
+        known: dict[str, Any] = {"no-cache": self.no_cache_args}
+        if device == "cpu":
+            known |= {"graphs": self.graph_args} if self.graph_args else {}
+            args = {"torch": dict[str, Any]()}[attention]
+        else:
+            known |= {"no-graphs": self.no_graph_args} if self.no_graph_args else {}
+            args = dict(self.attention_args[attention])
+        for switch in switches:
+            args |= dict(known[switch])
+        return args
 
     def make_engine(self, model_path: Path, **server_args: Any) -> Engine:
         """One engine in this process; with ``tp_size``, ``tp_rank`` and ``nccl_port`` one rank of it."""
@@ -104,6 +125,8 @@ DIALECTS: dict[str, Dialect] = {
             usage_in_every_chunk=True,
             warm_up_tokens=8,
             roles=("main", "controller", "detokenizer"),
+            graph_args=(("enable_cpu_graph", True),),
+            no_graph_args=(("disable_cuda_graph", True),),
             first_rank=1,
         ),
     ]

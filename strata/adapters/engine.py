@@ -13,12 +13,17 @@ from typing import Any, Literal, Protocol
 
 @dataclass(frozen=True)
 class Event:
-    """What one step gave one request: new token ids and, at the end, why it ended."""
+    """What one step gave one request: new token ids and, at the end, why it ended.
+
+    ``text`` comes before ``new_ids`` and continues the whole characters of the ids before: a jump-forward put it
+    there, and the ids that were generated of it, if any, do not count any more.
+    """
 
     rid: str
     new_ids: list[int]
     finish: dict[str, Any] | None
     meta: dict[str, Any]
+    text: str = ""
 
 
 @dataclass(frozen=True)

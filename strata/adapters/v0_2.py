@@ -92,15 +92,23 @@ class CudaGraphEngine:
 
     def _events(self, answer: BatchTokenIDOut) -> Iterator[Event]:
         """``meta`` has all log probabilities so far, as a client sees them, where a message has the new ones."""
-        columns = (answer.rids, answer.output_tokens, answer.finish_reason, answer.meta_info, answer.logprobs)
-        for rid, new_ids, finish, meta, new in zip(*columns, strict=True):
+        columns = (
+            answer.rids,
+            answer.output_tokens,
+            answer.finish_reason,
+            answer.meta_info,
+            answer.decoded_texts,
+        )
+        for (rid, new_ids, finish, meta, text), new in zip(
+            zip(*columns, strict=True), answer.logprobs, strict=True
+        ):
             if new is not None:
                 known = self._logprobs.setdefault(rid, Logprobs())
                 known.add(new)
                 meta |= msgspec.structs.asdict(known)
             if finish is not None:
                 self._logprobs.pop(rid, None)
-            yield Event(rid, new_ids, finish, meta)
+            yield Event(rid, new_ids, finish, meta, text)
 
     def _hold_slots(self) -> Tensor | None:
         """Empty the tree and take free slots away for one step, as if other requests had them."""

@@ -66,15 +66,25 @@ def _check_names(names: Sequence[str], known: Sequence[str]) -> None:
 
 
 def _check_paths(setup: BenchSetup, paths: Sequence[str]) -> None:
-    """Raise a ``UserError`` for a path that a stage lacks, or that needs another device."""
-    for stage in setup.stages:
-        known = list(DIALECTS[stage].attention_args) if setup.device == "cuda" else ["torch"]
-        for path in paths:
-            if path not in known:
-                raise UserError(
-                    f"{stage} has no attention path {path!r} on {setup.device}",
-                    f"Choose from: {', '.join(known)}",
-                )
+    """Raise a ``UserError`` for a path that no stage has on this device."""
+    for path in paths:
+        if not any(has_path(stage, path, setup.device) for stage in setup.stages):
+            attentions = (
+                ["torch"] if setup.device == "cpu" else list(DIALECTS[setup.stages[0]].attention_args)
+            )
+            raise UserError(
+                f"there is no attention path {path!r} for {', '.join(setup.stages)} on {setup.device}",
+                f"Choose from: {', '.join(attentions)}; then may follow +no-cache, and from v0.2 on "
+                f"{'+graphs' if setup.device == 'cpu' else '+no-graphs'}",
+            )
+
+
+def has_path(stage: str, path: str, device: str) -> bool:
+    try:
+        DIALECTS[stage].path_args(path, device)
+    except KeyError:
+        return False
+    return True
 
 
 def _stage_keys(stages: str | None) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..console import make_console
+from .command import has_path
 from .device_trace import DECODE_LAYER_LAUNCHES
 from .floors import Floors, measure_ceilings
 from .path_engine import PathEngine
@@ -99,20 +100,35 @@ def run_path_bench(
         bench = PathBench(shape_name, setup, json_path, Path(folder))
         for stage in setup.stages:
             for path in paths:
-                bench.run_path(stage, path, names)
+                if has_path(stage, path, setup.device):
+                    bench.run_path(stage, path, names)
+                else:
+                    bench.console.print(f"{stage} has no path {path}: left out")
     bench.print_result()
     return not bench.failures
 
 
 def path_table(rows: Sequence[PathRow]) -> Table:
-    """Gap: what the device does not do of a step; idle: what of it the host spends before and after launching."""
+    """Gap: what the device does not do of a step; idle: what of it the host spends before and after launching;
+    but fwd: everything beside the forward pass."""
     from rich import box
     from rich.table import Table
 
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("workload", "case", "path"):
         result.add_column(name)
-    for name in ("tok/s", "ms a step", "p10", "floor", "of floor", "device", "gap", "idle", "launches"):
+    for name in (
+        "tok/s",
+        "ms a step",
+        "p10",
+        "floor",
+        "of floor",
+        "device",
+        "gap",
+        "idle",
+        "but fwd",
+        "launches",
+    ):
         result.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         result.add_row(
@@ -127,6 +143,7 @@ def path_table(rows: Sequence[PathRow]) -> Table:
             _optional(row.device_ms, ".2f"),
             _optional(row.host_gap_ms, ".2f"),
             f"{row.idle_ms:.2f}",
+            f"{row.scheduler_ms:.2f}",
             _optional(row.launches, ".0f"),
         )
     return result

@@ -71,7 +71,7 @@ class PathEngine:
             dtype=setup.dtype,
             load_format="dummy",
             max_running_requests=setup.max_running_requests,
-            **dialect.attention_args[path],
+            **dialect.path_args(path, setup.device),
             **dict(setup.server_args),
         )
         self.engine.step_timer.enabled = True

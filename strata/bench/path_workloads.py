@@ -53,6 +53,11 @@ class PathRow:
         """Host time of a step in which the device has nothing to do, whatever is launched: part of the gap."""
         return sum(self.phases_ms.get(name, 0.0) for name in ("schedule", "prepare", "emit"))
 
+    @property
+    def scheduler_ms(self) -> float:
+        """What a step costs beside the forward pass; on a GPU with the wait for the device, which is in sample."""
+        return sum(ms for name, ms in self.phases_ms.items() if name != "forward")
+
 
 Workload = Callable[[BenchSetup, PathEngine, Floors], Iterator[PathRow]]
 

@@ -38,9 +38,10 @@ def differences(older: Stage, newer: Stage, lineage: Lineage) -> set[Difference]
     inherited: set[tuple[str, str]] = set()
     for path in python_files(newer):
         old_path = lineage.ancestor_path(newer.key, path)
-        if old_path not in old_symbols:
+        new_symbols = symbols(_read(newer, path))
+        if old_path not in old_symbols and new_symbols:  # an empty __init__.py says nothing
             found.add(Difference(path, "", "new"))
-        for name, symbol in symbols(_read(newer, path)).items():
+        for name, symbol in new_symbols.items():
             ancestor = _ancestor(path, name, old_path, renamed)
             old = old_symbols.get(ancestor[0], {}).get(ancestor[1])
             if old is not None:
@@ -49,7 +50,13 @@ def differences(older: Stage, newer: Stage, lineage: Lineage) -> set[Difference]
                     found.add(Difference(path, name, "changed"))
             elif old_path in old_symbols:
                 found.add(Difference(path, name, "new"))
-    return found | set(_removed(older, newer, old_symbols, inherited, lineage))
+    return _without_members(found | set(_removed(older, newer, old_symbols, inherited, lineage)))
+
+
+def _without_members(found: set[Difference]) -> set[Difference]:
+    """A class that came or went is one difference: what it consists of came or went with it."""
+    classes = {(d.path, d.symbol, d.kind) for d in found if d.kind in ("new", "removed")}
+    return {d for d in found if (d.path, d.symbol.rpartition(".")[0], d.kind) not in classes or not d.symbol}
 
 
 def unlisted(older: Stage, newer: Stage, lineage: Lineage) -> list[Difference]:

@@ -59,12 +59,14 @@ class Lineage:
     symbols: tuple[SymbolRow, ...]
 
     def file(self, stage: str, path: str) -> FileRow | None:
-        return next((row for row in self.files if (row.stage, row.path) == (stage, path)), None)
+        """The row of a file; one that keeps its path and its story from the stage before needs none of its own."""
+        rows = {row.stage: row for row in self.files if row.path == path and row.stage <= stage}
+        return rows[max(rows)] if rows else None
 
     def ancestor_path(self, stage: str, path: str) -> str:
         """The path in the stage before; the same unless the table says else."""
         row = self.file(stage, path)
-        return row.ancestor if row is not None and row.ancestor else path
+        return row.ancestor if row is not None and row.stage == stage and row.ancestor else path
 
 
 @cache

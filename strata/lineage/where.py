@@ -23,8 +23,8 @@ def where(file: Path) -> list[str]:
     lines = [f"{path} of {stage.key}: {row.what}"]
     if row.upstream:
         lines.append(f"  upstream  {row.upstream} @ {lineage.commits[stage.key]}")
-    if row.ancestor:
-        lines.append(f"  before    {row.ancestor}")
+    if (before := lineage.ancestor_path(stage.key, path)) != path:
+        lines.append(f"  before    {before}")
     lines.append(f"  chapter   {row.chapter}" + (f", {row.pr}" if row.pr else ""))
     for symbol in lineage.symbols:
         if (symbol.stage, symbol.path) == (stage.key, path):

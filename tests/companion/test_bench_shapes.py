@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from strata.adapters import DIALECTS, existing_stages
 from strata.bench import path_command, path_engine, path_workloads
+from strata.bench.command import has_path
 from strata.bench.device_trace import DeviceTrace, summarize
 from strata.bench.floors import Ceilings, Floors
 from strata.bench.path_engine import PathEngine
@@ -94,6 +96,17 @@ def test_launches_per_layer_leave_out_what_is_launched_once_a_step() -> None:
     assert DeviceTrace(1.0, 194.0, kernels).launches_per_layer(32) == 2 + 4
 
 
+def test_a_path_may_switch_things_and_a_stage_without_it_is_left_out() -> None:
+    assert has_path("v0.2", "flashinfer+no-graphs", "cuda") and not has_path(
+        "v0.1", "triton+no-graphs", "cuda"
+    )
+    assert DIALECTS["v0.2"].path_args("torch+graphs+no-cache", "cpu") == {
+        "enable_cpu_graph": True,
+        "disable_radix_cache": True,
+    }
+    assert has_path("v0.1", "torch+no-cache", "cpu") and not has_path("v0.1", "torch+graphs", "cpu")
+
+
 def test_traced_requests_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU: the trace itself is made up, all around it is real."""
     traced = []
@@ -139,7 +152,11 @@ def test_the_command_reports_all_workloads(tmp_path: Path) -> None:
     assert "of floor" in ran.out and "TB/s" in ran.out
     report = json.loads(json_path.read_text())
     assert {"command", "commit", "seed", "versions", "device", "ceilings", "shape"} <= set(report)
-    assert [row["workload"] for row in report["rows"]] == ["stream", "steady", "steady", "prefill", "mix"]
+    assert [(row["path"], row["workload"]) for row in report["rows"]] == [
+        (f"{stage} torch", workload)
+        for stage in existing_stages()
+        for workload in ("stream", "steady", "steady", "prefill", "mix")
+    ]
     assert all(row["tokens_per_s"] > 0 and row["of_floor"] > 0 for row in report["rows"])
 
 

@@ -134,7 +134,9 @@ def test_a_killed_worker_is_replaced() -> None:
         await compiler.compile("a")
         [worker] = workers()
         worker.kill()
-        while worker.is_running():  # not worker.wait(): that would take the exit code away from the event loop
+        while (
+            worker.is_running()
+        ):  # not worker.wait(): that would take the exit code away from the event loop
             await asyncio.sleep(0.01)
         assert await compiler.compile("b")
         assert [new.pid for new in workers()] != [worker.pid]

@@ -75,6 +75,8 @@ def test_the_detokenizer_passes_them_on_without_text() -> None:
     new = Logprobs(decode_token_logprobs=[(-1.5, half)])
     message = BatchTokenIDOut(
         rids=["asks", "plain"],
+        vids=[0, 0],
+        decoded_texts=["", ""],
         output_tokens=[[half], [half]],
         stop_strs=[[], []],
         skip_special_tokens=[True, True],

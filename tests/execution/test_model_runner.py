@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stages.v0_1_genesis import CAPABILITIES
 from stages.v0_1_genesis.managers.router.infer_batch import ForwardMode
 from stages.v0_1_genesis.managers.router.model_runner import InputMetadata
 from tests.models.tiny import TINY_MODELS, tiny_llama
@@ -30,7 +31,7 @@ from .batches import (
 LENGTHS = [1, 7, 33, 130]
 
 
-@pytest.fixture(params=sorted(TINY_MODELS))
+@pytest.fixture(params=sorted(name for name, tiny in TINY_MODELS.items() if tiny.capability in CAPABILITIES))
 def model(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

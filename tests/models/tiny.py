@@ -53,6 +53,11 @@ class TinyModel:
     seed: int = 0
 
     @property
+    def capability(self) -> str:
+        """What a stage must be able to do to serve it."""
+        return f"model.{self.architecture.lower()}"
+
+    @property
     def digest(self) -> str:
         """Changes with the model's shape, this folder's code, and the libraries that draw and save it."""
         code = [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
@@ -88,6 +93,18 @@ TINY_MODELS: dict[str, TinyModel] = {
         old_spelling=True,
         add_bos=True,
         seed=4,
+    ),
+    # Biases on query, key and value alone.
+    "qwen2": TinyModel(
+        architecture="Qwen2",
+        head_dim=32,
+        rope={"rope_type": "default", "rope_theta": 1000000.0},
+        old_spelling=True,
+        seed=8,
+    ),
+    # Qwen2 0.5B ties its embeddings, and has seven heads for each KV head.
+    "qwen2-tied": TinyModel(
+        architecture="Qwen2", hidden_size=112, heads=7, kv_heads=1, tied=True, vocab_size=400, seed=9
     ),
     # A vocabulary that two ranks can't halve.
     "llama-odd": TinyModel(vocab_size=401, seed=5),

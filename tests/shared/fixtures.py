@@ -9,13 +9,19 @@ from typing import Any
 import pytest
 
 from strata.adapters import DIALECTS, Engine, ServerDriver
-from tests.models.tiny import tiny_llama
+from tests.models.tiny import TINY_MODELS, tiny_llama
 
 POOL_SIZE = 4096
 """Slots of an engine's pool where a test does not say: small, since a snapshot lists them all."""
 
 EngineFactory = Callable[..., Engine]
 ServerFactory = Callable[..., ServerDriver]
+
+
+EVERY_TINY_MODEL = [
+    pytest.param(name, marks=pytest.mark.needs(model.capability)) for name, model in TINY_MODELS.items()
+]
+"""Parameters for a test of every tiny model that its stage can serve."""
 
 
 def model_folder(name: str) -> Path:

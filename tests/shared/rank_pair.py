@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from strata.adapters import DIALECTS, Engine, free_port
+from tests.models.tiny import TINY_MODELS
 
 from .driving import Answer, collect, greedy, prompt, run
 from .fixtures import model_folder
@@ -24,6 +25,7 @@ MODELS = {
     "mistral": "one KV head, which both ranks hold",
     "llama-odd": "a vocabulary that two ranks can't halve",
     "llama-gqa3": "tied embeddings, three heads for each KV head",
+    "qwen2": "biases on the fused projection of query, key and value",
 }
 TIMEOUT_S = 200.0
 
@@ -31,12 +33,17 @@ MakeEngine = Callable[..., Engine]
 Answers = dict[str, Answer]
 
 
+def models_of(stage: str) -> list[str]:
+    """Those of ``MODELS`` that the stage can serve."""
+    return [model for model in MODELS if TINY_MODELS[model].capability in DIALECTS[stage].capabilities]
+
+
 def workload(stage: str, make: MakeEngine) -> dict[str, Any]:
     """All that an engine can be asked; what it answered, and in which modes it ran."""
     modes: set[str] = set()
     record: dict[str, Any] = {}
     wanted, _ = DIALECTS[stage].prompt_logprob_fields
-    for model in MODELS:
+    for model in models_of(stage):
         record[model] = _mixed_batches(_observed(make(model), modes), wanted)
     tight = make("llama", max_total_tokens=160)
     record["retraction"] = _retraction(tight)
@@ -126,7 +133,7 @@ def engine_maker(stage: str, **ranks: Any) -> MakeEngine:
 
 def run_ranks(stage: str, device: str, tp_size: int = 2) -> list[dict[str, Any]]:
     """The workload's record from each rank."""
-    for model in MODELS:
+    for model in models_of(stage):
         model_folder(model)  # made here: in a process group transformers saves on rank 0 alone
     port = str(free_port())
     command = [sys.executable, "-m", __name__, stage, device, str(tp_size)]

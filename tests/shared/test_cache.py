@@ -89,9 +89,11 @@ def poison_free_slots(engine: Engine) -> None:
         buffer[free] = float("nan")
 
 
-def test_nan_in_free_slots_changes_nothing(engines: EngineFactory, stage: str) -> None:
-    """INV-NAN: no gather lets a slot that belongs to nobody reach a result."""
-    engine, oracle = engines(stage, max_total_tokens=700), reference(model_folder("llama"))
+@pytest.mark.parametrize("graphs", [False, pytest.param(True, marks=pytest.mark.needs("cuda_graph"))])
+def test_nan_in_free_slots_changes_nothing(engines: EngineFactory, stage: str, graphs: bool) -> None:
+    """INV-NAN: no gather lets a slot that belongs to nobody reach a result, nor a padded row's into another."""
+    graph_args = dict(DIALECTS[stage].graph_args) if graphs else {}
+    engine, oracle = engines(stage, max_total_tokens=700, **graph_args), reference(model_folder("llama"))
     prompts = [prompt(length, seed=16) for length in (1, 9, 40, 150)]
     prompts.append(prompts[3][:100] + prompt(7, seed=17))
     # Long requests first: their rows keep stale slots, which are nobody's once the tree has been emptied.

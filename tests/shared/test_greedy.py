@@ -5,17 +5,15 @@ from __future__ import annotations
 import pytest
 
 from strata.adapters import DIALECTS
-from tests.models.tiny import TINY_MODELS
 
 from .driving import Answer, collect, greedy, prompt, run, solo
-from .fixtures import EngineFactory, model_folder
+from .fixtures import EVERY_TINY_MODEL, EngineFactory, model_folder
 from .reference import reference
 
 LENGTHS = [1, 2, 3, 7, 16, 31, 32, 33, 64, 100, 127, 128, 129, 255, 256, 500, 1000]
 
 
-@pytest.mark.needs("model.llama", "model.mistral")
-@pytest.mark.parametrize("model", TINY_MODELS)
+@pytest.mark.parametrize("model", EVERY_TINY_MODEL)
 def test_every_variant(engines: EngineFactory, stage: str, model: str) -> None:
     """Solo and together: grouped heads, tied embeddings, rope scaling, biases, shards, old spellings."""
     engine, oracle = engines(stage, model), reference(model_folder(model))

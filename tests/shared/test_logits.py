@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from strata.adapters import Engine
-from tests.models.tiny import TINY_MODELS
 
 from .driving import greedy, prompt, run
-from .fixtures import EngineFactory, model_folder
+from .fixtures import EVERY_TINY_MODEL, EngineFactory, model_folder
 from .reference import CUDA_LOGIT_TOLERANCE, LOGIT_TOLERANCE, reference
 
 
@@ -59,7 +58,7 @@ def worst_error(
     return float(distance.amin(dim=1).max())
 
 
-@pytest.mark.parametrize("model", TINY_MODELS)
+@pytest.mark.parametrize("model", EVERY_TINY_MODEL)
 def test_tiny(engines: EngineFactory, stage: str, model: str, record_property: Any) -> None:
     engine = engines(stage, model)
     worst = worst_error(engine, model, [1, 2, 30, 64, 140], 384)

@@ -38,6 +38,19 @@ def test_forced_retraction_changes_no_text(engines: EngineFactory, stage: str, e
     assert engine.counters["generated_tokens"] - generated == 25 * len(rids)
 
 
+@pytest.mark.needs("retraction", "admission.new_token_ratio")
+def test_the_debug_flag_retracts_by_itself(engines: EngineFactory, stage: str) -> None:
+    """``--debug-retract-every N``: in every N-th decode step one request goes back to the queue."""
+    engine, plain = engines(stage, debug_retract_every=4), engines(stage)
+    prompts = [prompt(length, seed=36) for length in (4, 17, 33)]
+    expected = [solo(plain, ids, greedy(20)).ids for ids in prompts]
+    before = engine.counters["retractions"]
+    rids = [engine.add(ids, greedy(20)) for ids in prompts]
+    answers = run(engine)
+    assert engine.counters["retractions"] - before >= 3
+    assert [answers[rid].ids for rid in rids] == expected
+
+
 @pytest.mark.needs("retraction")
 def test_a_small_pool_retracts_by_itself(engines: EngineFactory, stage: str) -> None:
     """More output than admission expected: the ratio lets several in, and memory runs out."""

@@ -15,10 +15,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from strata.adapters import DIALECTS, ServerDriver, ServerError
+from tests.models.tiny import TINY_MODELS
 
 from .driving import greedy, prompt, solo
 from .fixtures import ServerFactory, model_folder
-from .rank_pair import MODELS, engine_maker, run_ranks, workload
+from .rank_pair import MODELS, engine_maker, models_of, run_ranks, workload
 from .reference import reference
 from .speaking import generate, internal_state, probe, stream, wait_idle
 from .test_abort import leave_after
@@ -42,7 +43,7 @@ def test_ranks_do_what_one_does(stage: str, device: str) -> None:
         assert first[what] == alone[what], what
     assert first["modes"] == ["DECODE", "EXTEND", "PREFILL"]
     assert first["retractions"] >= 2
-    for model in MODELS:
+    for model in models_of(stage):
         for rid, (ids, _) in first[model].items():
             wave, length = map(int, rid.split("/"))
             asked = prompt(length, seed=90) + prompt(5 if wave else 0, seed=91)
@@ -51,7 +52,9 @@ def test_ranks_do_what_one_does(stage: str, device: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", [pytest.param(name, marks=pytest.mark.needs(TINY_MODELS[name].capability)) for name in MODELS]
+)
 def test_five_processes_answer_as_one_engine(stage: str, model: str, device: str) -> None:
     """Main, router, detokenizer and two ranks: cold, warm, and together."""
     folder = model_folder(model)

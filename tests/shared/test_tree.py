@@ -8,13 +8,19 @@ from typing import Any
 import torch
 
 from stages.v0_1_genesis.managers.router.radix_cache import RadixCache as GenesisTree
+from stages.v0_2_cudagraph.managers.controller.radix_cache import RadixCache as CudaGraphTree
+from stages.v0_2_cudagraph.memory_pool import ReqToTokenPool, TokenToKVPool
 
 from .contracts.tree import Key, Tree, TreeContract
 
+CPU = torch.device("cpu")
+
 
 class GenesisTreeFace:
+    tree: Any
+
     def __init__(self, disable: bool) -> None:
-        self.tree = GenesisTree(torch.device("cpu"), torch.int64, disable)
+        self.tree = GenesisTree(CPU, torch.int64, disable)
 
     def match(self, key: Sequence[int]) -> tuple[list[int], Any]:
         slots, node = self.tree.match_prefix(list(key))
@@ -39,6 +45,9 @@ class GenesisTreeFace:
     def unlock(self, node: Any) -> int:
         return self.tree.dec_ref_counter(node)
 
+    def locks(self, node: Any) -> int:
+        return int(node.ref_counter)
+
     def evictable(self) -> int:
         return self.tree.evictable_size()
 
@@ -55,7 +64,7 @@ class GenesisTreeFace:
             parent, prefix = stack.pop()
             for child in parent.children.values():
                 key = (*prefix, *child.key)
-                found.append((key, child.value.tolist(), child.ref_counter))
+                found.append((key, child.value.tolist(), self.locks(child)))
                 stack.append((child, key))
         return found
 
@@ -66,3 +75,26 @@ class TestGenesisTree(TreeContract):
     @staticmethod
     def make_tree(disable: bool = False) -> Tree:
         return GenesisTreeFace(disable)
+
+
+class CudaGraphTreeFace(GenesisTreeFace):
+    def __init__(self, disable: bool) -> None:
+        rows, slots = ReqToTokenPool(1, 8, CPU), TokenToKVPool(8, torch.float32, 1, 4, 1, CPU)
+        self.tree = CudaGraphTree(rows, slots, disable)
+
+    def lock(self, node: Any) -> int:
+        return int(self.tree.inc_lock_ref(node))
+
+    def unlock(self, node: Any) -> int:
+        return int(self.tree.dec_lock_ref(node))
+
+    def locks(self, node: Any) -> int:
+        return int(node.lock_ref)
+
+
+class TestCudaGraphTree(TreeContract):
+    stage = "v0.2"
+
+    @staticmethod
+    def make_tree(disable: bool = False) -> Tree:
+        return CudaGraphTreeFace(disable)

@@ -45,6 +45,7 @@ class RegexFSM:
     start = START
 
     def __init__(self, index: RegexIndex, trie: TokenTrie, spelling: Spelling) -> None:
+        self.index = index
         self._trie = trie
         self._alphabet = Alphabet.unpack(index)
         self._width = index.size + 1
@@ -64,7 +65,7 @@ class RegexFSM:
     @property
     def nbytes(self) -> int:
         """Bytes that it holds now, the masks at their limit."""
-        return self._table.nbytes + self._trie_letters.nbytes + MAX_MASK_BYTES
+        return self.index.nbytes + self._table.nbytes + self._trie_letters.nbytes + MAX_MASK_BYTES
 
     def is_final(self, state: RegexState) -> bool:
         """Does the output so far match the regex?"""

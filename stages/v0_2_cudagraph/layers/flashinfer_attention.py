@@ -1,7 +1,7 @@
 """FlashInfer's paged attention over the token pool: a page is one slot.
 
-One `FlashInferAttention` per rank, made by ModelRunner when ``--model-mode flashinfer`` is given; its plan
-is replaced every step. FlashInfer wants fp16 or bf16 and a CUDA device.
+One `FlashInferAttention` per rank, made by ModelRunner unless ``--disable-flashinfer`` is given, and one more for
+every captured batch size; its plan is replaced every step. FlashInfer wants fp16 or bf16 and a CUDA device.
 
 How January 2024's calls map to today's (0.6):
 
@@ -20,11 +20,14 @@ causal=True,                          ``[pages, page_size, kv_heads, head_dim]``
 allow_fp16_qk_reduction=True)``       scores are always summed in float32
 ``end_forward()``                     nothing: the next ``plan`` overwrites
 indptr arrays on the GPU              on the host, where planning happens: on the GPU they would be read back
+(July 2024) decode's wrapper with     the same, with ``use_tensor_cores=True``; ``plan`` copies the host's indptr
+``use_cuda_graph``, fixed buffers     into the fixed buffer
 ====================================  =====================================================================
 """
 
 from __future__ import annotations
 
+from copy import copy
 from itertools import accumulate
 
 import torch
@@ -50,11 +53,37 @@ class FlashInferAttention:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.dtype = dtype
+        self.device = device
         workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self.prefill_wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
         # With tensor cores decode runs prefill's kernel: faster, and any number of heads may share a KV head.
         self.decode_wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
         self._planned: BatchPrefillWithPagedKVCacheWrapper | BatchDecodeWithPagedKVCacheWrapper
+
+    def init_graph_buffers(self, max_size: int, max_seq_len: int) -> None:
+        """Make what the decode wrappers of captured graphs share: a workspace and buffers at fixed addresses.
+
+        The workspace is apart from the eager one, whose contents a prefill may change. Only one graph runs at a
+        time. Requests may share slots, so there can be more indices than the pool has slots.
+        """
+        self._graph_workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
+        self._kv_indptr = torch.zeros(max_size + 1, dtype=torch.int32, device=self.device)
+        self._kv_indices = torch.zeros(max_size * max_seq_len, dtype=torch.int32, device=self.device)
+        self._last_page_len = torch.ones(max_size, dtype=torch.int32, device=self.device)
+
+    def for_graph(self, batch_size: int) -> FlashInferAttention:
+        """One to capture decoding of ``batch_size`` requests with: its plans go to the same memory each time."""
+        attention = copy(self)
+        attention.decode_wrapper = BatchDecodeWithPagedKVCacheWrapper(
+            self._graph_workspace,
+            "NHD",
+            use_cuda_graph=True,
+            use_tensor_cores=True,
+            paged_kv_indptr_buffer=self._kv_indptr[: batch_size + 1],
+            paged_kv_indices_buffer=self._kv_indices,
+            paged_kv_last_page_len_buffer=self._last_page_len[:batch_size],
+        )
+        return attention
 
     def plan_prefill(self, kv_indices: Tensor, seq_lens: list[int], extend_lens: list[int]) -> None:
         """Plan causal attention of each request's last ``extend_lens`` tokens over all its ``seq_lens``.
@@ -91,6 +120,7 @@ class FlashInferAttention:
             kv_data_type=self.dtype,
         )
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def run(self, q: Tensor, k_buffer: Tensor, v_buffer: Tensor) -> Tensor:
         """One layer: ``q`` ``[tokens, heads, head_dim]``, pools ``[slots, kv_heads, head_dim]``; like q."""
         return self._planned.run(q, (k_buffer.unsqueeze(1), v_buffer.unsqueeze(1)))

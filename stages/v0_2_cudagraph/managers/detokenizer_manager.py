@@ -31,6 +31,13 @@ class DecodeStatus:
 
     detokenizer: IncrementalDetokenizer
     stop_filter: StopStringFilter
+    vid: int = 0
+
+    def begin_version(self, vid: int, decoded_text: str, detokenizer: IncrementalDetokenizer) -> str:
+        """The tokens to come are of another version, and continue ``decoded_text``, which has also the character
+        that the old ones left unfinished; return what of it may be shown."""
+        self.vid, self.detokenizer = vid, detokenizer
+        return self.stop_filter.push(decoded_text)
 
     def push(self, token_ids: list[int], is_last: bool) -> str:
         """New text that may be shown; after the last tokens nothing stays behind."""
@@ -67,8 +74,11 @@ class DetokenizerManager:
         out = BatchStrOut([], [], [], [], [])
         parallel = (batch.rids, batch.output_tokens, batch.meta_info, batch.logprobs, batch.finish_reason)
         settings = (batch.stop_strs, batch.skip_special_tokens)
-        for rid, tokens, meta_info, logprobs, reason, stops, skip in zip(*parallel, *settings, strict=True):
-            text = self._decode_one(rid, tokens, reason, stops, skip)
+        versions = zip(batch.vids, batch.decoded_texts, strict=True)
+        for rid, tokens, meta_info, logprobs, reason, stops, skip, version in zip(
+            *parallel, *settings, versions, strict=True
+        ):
+            text = self._decode_one(rid, tokens, reason, stops, skip, *version)
             if text or logprobs is not None or reason is not None:
                 out.rids.append(rid)
                 out.output_strs.append(text)
@@ -78,7 +88,14 @@ class DetokenizerManager:
         return out if out.rids else None
 
     def _decode_one(
-        self, rid: str, tokens: list[int], reason: dict[str, Any] | None, stops: list[str], skip: bool
+        self,
+        rid: str,
+        tokens: list[int],
+        reason: dict[str, Any] | None,
+        stops: list[str],
+        skip: bool,
+        vid: int,
+        decoded_text: str,
     ) -> str:
         status = self.decode_status.get(rid)
         if status is None:
@@ -87,7 +104,11 @@ class DetokenizerManager:
                 self._remember(rid, status)
         elif reason is not None:
             del self.decode_status[rid]
-        return status.push(tokens, is_last=reason is not None)
+        text = ""
+        if status.vid != vid:
+            detokenizer = IncrementalDetokenizer(self._tokenizer, skip)
+            text = status.begin_version(vid, decoded_text, detokenizer)
+        return text + status.push(tokens, is_last=reason is not None)
 
     def _new_status(self, stops: list[str], skip: bool) -> DecodeStatus:
         return DecodeStatus(IncrementalDetokenizer(self._tokenizer, skip), StopStringFilter(stops))

@@ -100,10 +100,14 @@ class BatchTokenIDOut(Message):
     """engine → detokenizer: what some requests produced since their last message.
 
     The lists run in parallel. ``output_tokens`` has each request's new tokens only, not its whole output;
-    ``logprobs`` is None for a request that did not ask, ``finish_reason`` for one that goes on.
+    ``logprobs`` is None for a request that did not ask, ``finish_reason`` for one that goes on. ``vids`` counts how
+    often a request's output was tokenized anew: tokens of another version than before continue ``decoded_texts``,
+    which itself continues the whole characters of the tokens sent before.
     """
 
     rids: list[str]
+    vids: list[int]
+    decoded_texts: list[str]
     output_tokens: list[list[int]]
     stop_strs: list[list[str]]
     skip_special_tokens: list[bool]

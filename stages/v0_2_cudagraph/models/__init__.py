@@ -1,11 +1,31 @@
-"""The architectures this stage can serve. Read by main before anything starts, and so free of torch."""
+"""The architectures this stage can serve: a module of this package that sets ``EntryClass`` adds one.
+
+Main reads the names before anything starts, and so from the modules' text: importing them would bring in torch.
+Fixed once imported.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import importlib
+import re
+from pathlib import Path
+from typing import Any, Final
 
-SUPPORTED_ARCHITECTURES: Final[dict[str, tuple[str, str]]] = {
-    "LlamaForCausalLM": (".llama2", "LlamaForCausalLM"),
-    "MistralForCausalLM": (".llama2", "LlamaForCausalLM"),
-}
-"""``architectures`` of a config.json -> (module in this package, class in it)."""
+_ENTRY_CLASS = re.compile(r"^EntryClass = (\w+)$", re.MULTILINE)
+
+
+def _read_entry_classes() -> dict[str, str]:
+    modules = {}
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        if (entry := _ENTRY_CLASS.search(file.read_text(encoding="utf-8"))) is not None:
+            modules[entry[1]] = file.stem
+    return modules
+
+
+SUPPORTED_ARCHITECTURES: Final = _read_entry_classes()
+"""``architectures`` of a config.json, which are names of classes -> module in this package."""
+
+
+def load_model_class(architecture: str) -> type[Any]:
+    """The class that serves a supported architecture."""
+    return importlib.import_module(f".{SUPPORTED_ARCHITECTURES[architecture]}", __name__).EntryClass

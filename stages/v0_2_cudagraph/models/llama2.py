@@ -1,4 +1,4 @@
-"""Llama, for inference: Llama 1 to 3, Mistral, SmolLM2.
+"""Llama, for inference: Llama 1 to 3, SmolLM2. Models that differ in a part of it derive from these classes.
 
 Built once per rank by ModelRunner. All shapes are flat: ``[tokens, …]``, whatever requests the tokens belong
 to; only attention looks at that, through `InputMetadata`. Nothing here reads a tensor on the host.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -50,17 +50,22 @@ class LlamaAttention(nn.Module):
         self.head_dim = config.head_dim
         self.num_heads = config.get_num_attention_heads(tp_size)
         self.num_kv_heads = config.get_num_kv_heads(tp_size)
+        qkv_bias, o_bias = self.biases(config)
         self.qkv_proj = QKVParallelLinear(
             config.hidden_size,
             config.head_dim,
             config.num_attention_heads,
             config.num_key_value_heads,
-            config.attention_bias,
+            qkv_bias,
         )
         self.o_proj = RowParallelLinear(
-            config.num_attention_heads * config.head_dim, config.hidden_size, config.attention_bias
+            config.num_attention_heads * config.head_dim, config.hidden_size, o_bias
         )
         self.attn = RadixAttention(self.num_heads, self.head_dim, self.num_kv_heads, layer_id)
+
+    def biases(self, config: ModelConfig) -> tuple[bool, bool]:
+        """Whether the fused projection and the output projection have one."""
+        return config.attention_bias, config.attention_bias
 
     def forward(
         self, hidden_states: Tensor, rotation: Rotation | FusedRotation, input_metadata: InputMetadata
@@ -71,9 +76,11 @@ class LlamaAttention(nn.Module):
 
 
 class LlamaDecoderLayer(nn.Module):
+    attention_class: ClassVar[type[LlamaAttention]] = LlamaAttention
+
     def __init__(self, config: ModelConfig, layer_id: int) -> None:
         super().__init__()
-        self.self_attn = LlamaAttention(config, layer_id)
+        self.self_attn = self.attention_class(config, layer_id)
         self.mlp = LlamaMLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -92,6 +99,8 @@ class LlamaDecoderLayer(nn.Module):
 
 
 class LlamaModel(nn.Module):
+    layer_class: ClassVar[type[LlamaDecoderLayer]] = LlamaDecoderLayer
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
@@ -101,7 +110,7 @@ class LlamaModel(nn.Module):
             config.rope_theta,
             config.rope_scaling,
         )
-        self.layers = nn.ModuleList(LlamaDecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(self.layer_class(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, input_ids: Tensor, positions: Tensor, input_metadata: InputMetadata) -> Tensor:
@@ -115,10 +124,12 @@ class LlamaModel(nn.Module):
 class LlamaForCausalLM(nn.Module):
     """The whole model, built with torch's default dtype and device; weights come from `load_weights`."""
 
+    model_class: ClassVar[type[LlamaModel]] = LlamaModel
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.model = LlamaModel(config)
+        self.model = self.model_class(config)
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size)
         if config.tie_word_embeddings:
             self.lm_head.tie_weights(self.model.embed_tokens)
@@ -148,7 +159,7 @@ class LlamaForCausalLM(nn.Module):
                         f"{name} of shape {list(tensor.shape)} contradicts config.json."
                     ) from error
             elif not self._is_redundant(name):
-                raise ValueError(f"the checkpoint's tensor {name} has no place in a Llama model.")
+                raise ValueError(f"the checkpoint's tensor {name} has no place in {type(self).__name__}.")
         if places:
             raise ValueError(f"the checkpoint lacks {len(places)} tensors, among them {next(iter(places))}.")
 
@@ -167,3 +178,6 @@ class LlamaForCausalLM(nn.Module):
         """Whether a checkpoint holds ``name`` although the model gets it from elsewhere."""
         tied_head = self.config.tie_word_embeddings and name == "lm_head.weight"
         return tied_head or name.endswith("rotary_emb.inv_freq")
+
+
+EntryClass = LlamaForCausalLM

@@ -6,6 +6,7 @@ a prefill and then merged into the one running batch, which shrinks and grows as
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...constrained.fsm import START, RegexFSM
+from ...constrained.jump_forward import JumpForwardMap
 from ...constrained.logit_mask import mask_logits
 from ...global_config import global_config
 from ...layers.parallel_state import tensor_model_parallel_broadcast
@@ -23,7 +25,8 @@ from ...support.sampling_ops import best, draw, keep_top_k, keep_top_p, uniform
 from ...support.staging import StagingBuffer
 from ...support.text_stream import IncrementalDetokenizer, StopStringFilter
 from .logprobs import ReqLogprobs
-from .radix_cache import RadixCache, TreeNode
+from .radix_cache import RadixCache, TreeNode, common_prefix_len
+from .retokenize import Jump, Retokenizer
 
 if TYPE_CHECKING:
     from ...hf_transformers_utils import Tokenizer
@@ -67,13 +70,19 @@ class Req:
         self.rid = rid
         self.input_ids = input_ids
         self.output_ids: list[int] = []
+        self.num_sampled_tokens = 0
         self.sampling_params = sampling_params
         self.max_new_tokens = sampling_params.max_new_tokens
         self.seed = 0 if sampling_params.seed is None else sampling_params.seed
         self.stream = stream
+        self.tokenizer = tokenizer
         self.eos_token_ids = tokenizer.eos_token_ids
         self.cached_tokens = 0
         self.num_sent_tokens = 0
+        self.vid = 0
+        """How often the output was tokenized anew."""
+        self.unsent_text = ""
+        """What the newest version begins with: text that was not sent before its tokens were replaced."""
         self.logprobs: ReqLogprobs | None = None
         self.finish_reason: FinishReason | None = None
         self.finish_detail: str | int = ""
@@ -81,6 +90,7 @@ class Req:
         """When set, the only ids that the next token may have."""
         self.regex_fsm: RegexFSM | None = None
         self.regex_fsm_state = START
+        self.jump_forward_map: JumpForwardMap | None = None
         self._stop_filter: StopStringFilter | None = None
         if stops := sampling_params.stop_strs:
             self._detokenizer = IncrementalDetokenizer(tokenizer, sampling_params.skip_special_tokens)
@@ -98,6 +108,11 @@ class Req:
     @property
     def num_completion_tokens(self) -> int:
         return min(len(self.output_ids), self.max_new_tokens)
+
+    @property
+    def num_completion_tokens_wo_jump_forward(self) -> int:
+        """How many of them were sampled; the others were forced."""
+        return min(self.num_sampled_tokens, self.max_new_tokens)
 
     @property
     def num_computed(self) -> int:
@@ -129,6 +144,7 @@ class Req:
     def append_token(self, token_id: int) -> None:
         """Take the next token and decide whether the request ends with it."""
         self.output_ids.append(token_id)
+        self.num_sampled_tokens += 1
         if self.regex_fsm is not None:
             self.regex_fsm_state = self.regex_fsm.next_state(self.regex_fsm_state, token_id)
         # A regex allows the end only where the text may end; then it is no end to be ignored.
@@ -151,6 +167,42 @@ class Req:
         tail = self.output_ids[self.num_sent_tokens : end]
         self.num_sent_tokens = len(self.output_ids)
         return tail
+
+    def take_unsent_text(self) -> str:
+        """Text that comes before the unsent tokens, because of jumps since the last call."""
+        text, self.unsent_text = self.unsent_text, ""
+        return text
+
+    @property
+    def may_jump_forward(self) -> bool:
+        """Whether forced text may go behind the output without being sampled, and so without a log probability."""
+        return self.jump_forward_map is not None and self.logprobs is None
+
+    def would_stop_in(self, text: str) -> bool:
+        """Whether a stop string would end the output if ``text`` came next."""
+        if self._stop_filter is None:
+            return False
+        trial = copy.copy(self._stop_filter)
+        trial.push(text)
+        return trial.matched is not None
+
+    def jump_forward(self, jump: Jump) -> None:
+        """Take the forced text and with it new tokens for all of the output.
+
+        Seeds go with positions in the output, and so a token sampled later draws what it would draw had these
+        tokens been sampled. What was sent stays: the detokenizer goes on behind its whole characters.
+        """
+        sent = IncrementalDetokenizer(self.tokenizer).push(self.output_ids[: self.num_sent_tokens])
+        self.unsent_text += jump.output_text[len(sent) :]
+        self.output_ids = jump.output_ids
+        self.num_sent_tokens = len(jump.output_ids)
+        self.vid += 1
+        self.regex_fsm_state = jump.state
+        if self._stop_filter is not None:
+            self._detokenizer = IncrementalDetokenizer(
+                self.tokenizer, self.sampling_params.skip_special_tokens
+            )
+            self._stop_filter.push(jump.forced_text)
 
     def finish_reason_object(self) -> dict[str, Any] | None:
         """The finish reason as `/generate` reports it."""
@@ -328,6 +380,32 @@ class Batch:
         self.token_to_kv_pool.free(own)
         self.req_to_token_pool.free([req.req_pool_idx])
         self.tree_cache.dec_lock_ref(req.last_node)
+
+    # -- jump-forward ----------------------------------------------------------------------------------
+
+    def check_for_jump_forward(self, retokenizer: Retokenizer) -> dict[Req, Jump]:
+        """Let every request jump that can; those leave, with their K and V in the tree, for the next prefill."""
+        jumped = {req: jump for req in self.reqs if (jump := retokenizer.find_jump(req)) is not None}
+        for req, jump in jumped.items():
+            self._leave_to_tree(req, jump.output_ids)
+            req.jump_forward(jump)
+        self.filter_batch([i for i, req in enumerate(self.reqs) if req not in jumped])
+        return jumped
+
+    def _leave_to_tree(self, req: Req, output_ids: Sequence[int]) -> None:
+        """Give back ``req``'s row and lock. K and V stay right up to where ``output_ids`` differ from its output:
+        the tree takes their slots, the others become free."""
+        num_right = len(req.input_ids) + common_prefix_len(req.output_ids, output_ids)
+        # Slots of the prefix are the tree's already, right or not.
+        num_kept = max(min(num_right, req.num_computed), len(req.prefix_indices))
+        row = self.req_to_token_pool.req_to_token[req.req_pool_idx]
+        self.token_to_kv_pool.free(row[num_kept : req.num_computed])
+        self.tree_cache.cache_req(
+            token_ids=req.fill_ids[:num_kept],
+            last_uncached_pos=len(req.prefix_indices),
+            req_pool_idx=req.req_pool_idx,
+            old_last_node=req.last_node,
+        )
 
     # -- membership ------------------------------------------------------------------------------------
 

@@ -17,6 +17,8 @@ from ...memory_pool import TokenToKVPool
 from ...support import paged_decode
 from .infer_batch import Batch, ForwardMode
 
+if torch.cuda.is_available():
+    from ...layers.kv_indices import gather_kv_indices
 if TYPE_CHECKING:
     from ...layers.flashinfer_attention import FlashInferAttention
     from .model_runner import Attention, ModelRunner
@@ -101,23 +103,34 @@ class InputMetadata:
                 self.seq_lens.device,
             )
 
+    def replan_decode(self, seq_lens_cpu: list[int], dtype: torch.dtype) -> None:
+        """Plan for other contents of the same tensors, into the memory that a captured graph knows."""
+        self.seq_lens_cpu = seq_lens_cpu
+        self.total_num_tokens = sum(seq_lens_cpu)
+        self.max_seq_len = max(seq_lens_cpu)
+        if self.attention == "flashinfer":
+            self._init_flashinfer_plan()
+        elif hasattr(self, "decode_plan"):
+            self.decode_plan.replace(self._plan_decode(dtype))
+        else:
+            self.decode_plan = self._plan_decode(dtype)
+
+    def _plan_decode(self, dtype: torch.dtype) -> paged_decode.DecodePlan:
+        return paged_decode.plan(self.req_to_token, self.req_pool_indices, self.seq_lens_cpu, dtype)
+
     def _init_torch_plan(self, batch: Batch, dtype: torch.dtype) -> None:
         if self.forward_mode is ForwardMode.DECODE:
-            self.decode_plan = paged_decode.plan(
-                self.req_to_token, self.req_pool_indices, self.seq_lens_cpu, dtype
-            )
+            self.decode_plan = self._plan_decode(dtype)
         else:
             self.extend_plan = plan_extend(
                 self.req_to_token, self.req_pool_indices, self.seq_lens_cpu, batch.prefix_lens_cpu, dtype
             )
 
     def _init_flashinfer_plan(self) -> None:
-        """Lay the slots of all sequences end to end, in a few launches however many requests there are."""
         assert self.flashinfer is not None
-        total = self.total_num_tokens
-        rows = self.req_pool_indices.repeat_interleave(self.seq_lens, output_size=total)
-        first = _exclusive_sum(self.seq_lens).repeat_interleave(self.seq_lens, output_size=total)
-        kv_indices = self.req_to_token[rows, torch.arange(total, device=rows.device) - first]
+        kv_indices = gather_kv_indices(
+            self.req_to_token, self.req_pool_indices, self.seq_lens, self.total_num_tokens, self.max_seq_len
+        )
         if self.forward_mode is ForwardMode.DECODE:
             self.flashinfer.plan_decode(kv_indices, self.seq_lens_cpu)
         else:

@@ -5,7 +5,6 @@ One ModelRunner per rank, owned by its ModelTpServer and as long-lived.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import time
@@ -21,6 +20,7 @@ from ...memory_pool import ReqToTokenPool, TokenToKVPool
 from ...model_config import ModelConfig
 from ...server_args import ServerArgs
 from ...support.host_memory import available_host_memory
+from .cuda_graph_runner import CudaGraphRunner
 from .infer_batch import Batch, ForwardMode
 from .input_metadata import InputMetadata
 
@@ -81,6 +81,7 @@ class ModelRunner:
         self.device = choose_device(server_args, tp_rank)
         self.dtype = self._choose_dtype()
         self.attention = self._choose_attention()
+        wants_graphs = self._wants_graphs()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         elif self.tp_size > 1:
@@ -89,6 +90,8 @@ class ModelRunner:
         self.load_model()
         self.init_memory_pool()
         self.flashinfer = self._init_flashinfer() if self.attention == "flashinfer" else None
+        self.cuda_graph_runner = self._init_cuda_graphs() if wants_graphs else None
+        self.num_graph_replays = 0
 
     # -- choices -----------------------------------------------------------------------------------------
 
@@ -105,6 +108,19 @@ class ModelRunner:
             return "triton"
         return "flashinfer"
 
+    def _wants_graphs(self) -> bool:
+        """Whether decoding replays graphs; ``ValueError`` if it does not, and they were to be compiled."""
+        if self.device.type == "cpu":
+            wanted = self.server_args.enable_cpu_graph
+        else:
+            wanted = self.attention == "flashinfer" and not self.server_args.disable_cuda_graph
+        if self.server_args.enable_torch_compile and not (wanted and self.device.type == "cuda"):
+            raise ValueError(
+                "--enable-torch-compile compiles what CUDA graphs capture: it needs a GPU, float16 or bfloat16, "
+                "and neither --disable-cuda-graph nor --disable-flashinfer."
+            )
+        return wanted
+
     # -- start-up ----------------------------------------------------------------------------------------
 
     def load_model(self) -> None:
@@ -115,8 +131,7 @@ class ModelRunner:
         )
         if architecture is None:
             raise ValueError(f"{self.model_config.path}: no support for {self.model_config.architectures}.")
-        module, name = models.SUPPORTED_ARCHITECTURES[architecture]
-        model_class = getattr(importlib.import_module(module, models.__name__), name)
+        model_class = models.load_model_class(architecture)
         default_dtype = torch.get_default_dtype()
         torch.set_default_dtype(self.dtype)
         try:
@@ -183,6 +198,10 @@ class ModelRunner:
             self.device,
         )
 
+    def _init_cuda_graphs(self) -> CudaGraphRunner:
+        max_running = self.server_args.max_running_requests or self.req_to_token_pool.size
+        return CudaGraphRunner(self, max_running)
+
     # -- every step --------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, forward_mode: ForwardMode) -> LogitsProcessorOutput:
@@ -197,6 +216,9 @@ class ModelRunner:
         return self.model(batch.input_ids, batch.positions, metadata)
 
     def forward_decode(self, batch: Batch) -> LogitsProcessorOutput:
-        """One token of each sequence."""
+        """One token of each sequence: by replay where a graph holds the batch."""
+        if self.cuda_graph_runner is not None and self.cuda_graph_runner.can_run(len(batch)):
+            self.num_graph_replays += 1
+            return self.cuda_graph_runner.replay(batch)
         metadata = InputMetadata.create(self, batch, ForwardMode.DECODE)
         return self.model(batch.input_ids, batch.positions, metadata)

@@ -31,7 +31,11 @@ class OutputStreamer:
         """Gather ``req`` if it ended, or streams and has come to its interval."""
         if req.finish_reason is not None or (
             req.stream
-            and (len(req.output_ids) - req.num_sent_tokens >= self.stream_interval or not req.num_sent_tokens)
+            and (
+                len(req.output_ids) - req.num_sent_tokens >= self.stream_interval
+                or not req.num_sent_tokens
+                or req.unsent_text
+            )
         ):
             self.add(req)
 
@@ -69,6 +73,8 @@ def _split(due: list[Req]) -> list[list[Req]]:
 def _message(reqs: list[Req]) -> BatchTokenIDOut:
     return BatchTokenIDOut(
         rids=[req.rid for req in reqs],
+        vids=[req.vid for req in reqs],
+        decoded_texts=[req.take_unsent_text() for req in reqs],
         output_tokens=[req.take_unsent_tokens() for req in reqs],
         stop_strs=[req.sampling_params.stop_strs for req in reqs],
         skip_special_tokens=[req.sampling_params.skip_special_tokens for req in reqs],
@@ -82,5 +88,6 @@ def _meta_info(req: Req) -> dict[str, Any]:
     return {
         "prompt_tokens": len(req.input_ids),
         "completion_tokens": req.num_completion_tokens,
+        "completion_tokens_wo_jump_forward": req.num_completion_tokens_wo_jump_forward,
         "cached_tokens": req.cached_tokens,
     }

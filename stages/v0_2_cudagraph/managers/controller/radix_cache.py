@@ -94,10 +94,10 @@ class RadixCache:
     def insert(self, key: Sequence[int], value: Tensor) -> int:
         """Own ``key``'s slots ``value`` ``[len(key)]``, but for the prefix that the tree has already.
 
-        Returns the length of that prefix, whose slots in ``value`` stay the caller's.
+        Returns how many leading slots of ``value`` stay the caller's: that prefix, or all when disabled.
         """
         if self.disable:
-            return 0
+            return len(key)
         key = tuple(key)
         node, matched = self.root_node, 0
         while step := self._descend(node, key[matched:]):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...constrained.fsm_cache import FSMCache
+from ...constrained.jump_forward import JumpForwardCache
 from ...hf_transformers_utils import get_tokenizer
 from ...model_config import ModelConfig
 from ...server_args import ServerArgs
@@ -40,6 +41,9 @@ class RequestIntake:
     ) -> None:
         self.tokenizer = get_tokenizer(server_args.tokenizer_path, server_args.model_path)
         self.regex_fsm_cache = FSMCache(self.tokenizer, model_config.vocab_size)
+        self.jump_forward_cache = JumpForwardCache()
+        # A jump is one more prefill; without the tree it would compute the prompt and all of the output again.
+        self.jumps_forward = not (server_args.disable_regex_jump_forward or server_args.disable_radix_cache)
         self.vocab_size = model_config.vocab_size
         self.context_len = model_config.context_len
         self.max_total_num_token = max_total_num_token
@@ -88,6 +92,8 @@ class RequestIntake:
             req.allowed_token_ids = self._int_token_ids
         if (regex := recv_req.sampling_params.regex) is not None:
             req.regex_fsm = self.regex_fsm_cache.get(regex, recv_req.regex_index)
+            if self.jumps_forward:
+                req.jump_forward_map = self.jump_forward_cache.get(regex, req.regex_fsm.index)
 
     @cached_property
     def _int_token_ids(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""The engine's statistics lines: one for each fill, one for every 20 decode steps.
+"""The engine's statistics lines: one for each prefill, one for every 20 decode steps.
 
 Owned by the ModelTpServer; only rank 0 writes.
 """
@@ -27,12 +27,18 @@ class StatsLog:
         self._then = time.monotonic()
         self._steps_then = self._tokens_then = 0
 
-    def fill(self, num_seq: int, num_cached: int, num_new: int, num_waiting: int, num_running: int) -> None:
-        if self.enabled:
-            logger.info(
-                f"new fill batch. #seq: {num_seq}, #cached_token: {num_cached}, #new_token: {num_new}, "
-                f"#remaining_req: {num_waiting}, #running_req: {num_running}"
-            )
+    def prefill(
+        self, num_seq: int, num_cached: int, num_new: int, num_waiting: int, num_running: int
+    ) -> None:
+        """Call for every batch that is admitted. The hit rate is that of all prompts so far."""
+        if not self.enabled:
+            return
+        cached, computed = self.stats.cached_tokens + num_cached, self.stats.prefill_tokens + num_new
+        logger.info(
+            f"Prefill batch. #new-seq: {num_seq}, #new-token: {num_new}, #cached-token: {num_cached}, "
+            f"cache hit rate: {100 * cached / (cached + computed):.2f}%, #running-req: {num_running}, "
+            f"#queue-req: {num_waiting}"
+        )
 
     def decode(self, num_running: int, num_waiting: int) -> None:
         """Call after every decode step; most calls write nothing."""
@@ -43,7 +49,7 @@ class StatsLog:
         self._then, self._steps_then = now, self.stats.decode_steps
         self._tokens_then = self.stats.generated_tokens
         logger.info(
-            f"#running-req: {num_running}, #token: {self.pool.used_size}, "
+            f"Decode batch. #running-req: {num_running}, #token: {self.pool.used_size}, "
             f"token usage: {self.pool.used_size / self.pool.size:.2f}, "
             f"gen throughput (token/s): {throughput:.2f}, #queue-req: {num_waiting}"
         )

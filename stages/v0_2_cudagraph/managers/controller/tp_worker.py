@@ -1,4 +1,4 @@
-"""Scheduling and execution in one object: each step fills new requests or decodes the running ones.
+"""Scheduling and execution in one object: each step prefills new requests or decodes the running ones.
 
 A ModelTpServer lives as long as its rank. Rank 0's sits inside the controller process and is called directly;
 the others follow it in processes of their own (`tp_ranks.py`).
@@ -34,6 +34,7 @@ from .model_runner import ModelRunner
 from .output_streamer import OutputStreamer
 from .radix_cache import RadixCache
 from .request_intake import RequestIntake
+from .retokenize import Retokenizer
 from .schedule_heuristic import ScheduleHeuristic
 from .stats_log import StatsLog
 
@@ -81,6 +82,8 @@ class ModelTpServer:
         self.intake = RequestIntake(
             server_args, self.model_config, self.max_total_num_token, self.model_runner.device
         )
+        self.retokenizer = Retokenizer(self.intake.tokenizer, self.model_config.vocab_size)
+        self.num_jumps = self.num_jumped_tokens = 0
         self.output = OutputStreamer(server_args.stream_interval)
         self.stats = EngineStats()
         self.step_timer = StepTimer()
@@ -91,7 +94,7 @@ class ModelTpServer:
 
     @torch.inference_mode()
     def exposed_step(self, recv_reqs: Sequence[EngineInput]) -> list[DetokenizerInput]:
-        """Take in ``recv_reqs``, do one fill or one decode run, and return what is to be sent on."""
+        """Take in ``recv_reqs``, do one prefill or one decode run, and return what is to be sent on."""
         for message in recv_reqs:
             self._dispatch(message)
         self.forward_step()
@@ -174,6 +177,8 @@ class ModelTpServer:
             "running": len(self.running_batch),
             "waiting": len(self.forward_queue),
             "new_token_ratio": self.new_token_ratio,
+            "jumps": self.num_jumps,
+            "jumped_tokens": self.num_jumped_tokens,
         } | self.stats.as_dict()
 
     def describe(self) -> dict[str, Any]:
@@ -233,7 +238,7 @@ class ModelTpServer:
         taken = set(admitted)
         self.forward_queue = [req for req in self.forward_queue if req not in taken]
         num_cached = sum(len(req.prefix_indices) for req in admitted)
-        self.stats_log.fill(
+        self.stats_log.prefill(
             len(admitted),
             num_cached,
             new_batch_input_tokens,
@@ -256,7 +261,7 @@ class ModelTpServer:
         if output.prefill_token_logprobs is not None:
             add_prefill_logprobs(batch.reqs, output)
         for req, prefix_len in zip(batch.reqs, batch.prefix_lens_cpu, strict=True):
-            if not req.output_ids:  # not a retracted request's second fill
+            if not req.output_ids:  # not a retracted request's second prefill
                 req.cached_tokens = prefix_len
         self.stats.forward_steps += 1
         self.stats.cached_tokens += sum(batch.prefix_lens_cpu)
@@ -264,13 +269,28 @@ class ModelTpServer:
         self._sample_and_finish(batch, output.next_token_logits)
 
     def forward_decode_run(self) -> None:
-        """Decode several steps in a row, which saves looking at the queue; a stream's output ends the run."""
+        """Decode several steps in a row, which saves looking at the queue; a stream's output ends the run, and so
+        does a jump, which waits for its prefill."""
         for _ in range(self.num_continue_decode_steps):
+            has_jumped = self.jump_forward(self.running_batch)
             if self.running_batch.is_empty():
                 break
             self.forward_decode_batch(self.running_batch)
-            if self.output.has_stream_output:
+            if self.output.has_stream_output or has_jumped:
                 break
+
+    def jump_forward(self, batch: Batch) -> bool:
+        """Send requests whose regex leaves no choice back to the queue with the forced text; whether there are any.
+
+        They come to its front: they have been running, and others would wait for them if they had not jumped.
+        This precedes the memory check, so that no retraction decides where a request jumps (INV-SAME).
+        """
+        with self.step_timer.phase("schedule"):
+            jumped = batch.check_for_jump_forward(self.retokenizer)
+        self.forward_queue[:0] = jumped
+        self.num_jumps += len(jumped)
+        self.num_jumped_tokens += sum(jump.num_new_tokens for jump in jumped.values())
+        return bool(jumped)
 
     def forward_decode_batch(self, batch: Batch) -> None:
         """Compute one more token for every running request, after making room for it."""
@@ -284,6 +304,7 @@ class ModelTpServer:
             output = self.model_runner.forward(batch, ForwardMode.DECODE)
         self.stats.forward_steps += 1
         self.stats.decode_steps += 1
+        self.stats.graph_replays = self.model_runner.num_graph_replays
         self._sample_and_finish(batch, output.next_token_logits)
         self.stats_log.decode(len(self.running_batch), len(self.forward_queue))
 
