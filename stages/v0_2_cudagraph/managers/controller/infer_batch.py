@@ -146,7 +146,7 @@ class Req:
             self.regex_fsm_state = self.regex_fsm.next_state(self.regex_fsm_state, token_id)
         # A regex allows the end only where the text may end; then it is no end to be ignored.
         ignores_eos = self.sampling_params.ignore_eos and self.regex_fsm is None
-        if self.max_new_tokens == 0:  # it came for its prompt's logprob alone, and is not told the token
+        if self.max_new_tokens == 0:  # it came for its prompt alone, and is not told the token
             self.finish(FinishReason.LENGTH, 0)
         elif token_id in self.eos_token_ids and not ignores_eos:
             self.finish(FinishReason.EOS_TOKEN, token_id)
