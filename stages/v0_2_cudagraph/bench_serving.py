@@ -46,7 +46,7 @@ from .support.http_server import loop_factory
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
-CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 60.0
 WARMUP_OUTPUT_LEN = 16
 
 
