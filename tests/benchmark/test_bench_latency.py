@@ -93,6 +93,7 @@ def test_the_correctness_test_prints_the_model_s_own_words(
         (["--batch-size", "2", "0"], "--batch-size must be at least 1, got 0"),
         (["--output-len", "0"], "--output-len must be at least 1"),
         (["--tp-size", "2"], "--tp-size: this bench is one process"),
+        (["--dp-size", "2"], "--dp-size: this bench is one process"),
         (["--input-len", "2040", "--output-len", "9"], "exceed the context length of 2048"),
         (
             ["--batch-size", "9", "--input-len", "100", "--max-total-tokens", "1000"],
