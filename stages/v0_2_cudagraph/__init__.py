@@ -20,6 +20,9 @@ Where this stage departs from history, on purpose:
 - a forced path ends where the text may end (#1084), a jump that is refused changes nothing, and one that is taken
   frees the K and V of replaced tokens, comes before the memory check, and waits at the queue's front;
 - no jump without the prefix tree: it would compute the whole prompt again;
+- with several replicas their output passes through the controller, which so knows what each has in flight;
+- the nodes of one server first meet over plain TCP, check that they were started alike, and end together
+  (``--dist-timeout`` is ours);
 - an idle controller waits for a message instead of looping;
 - a torch attention path makes the CPU a device like any other, with recorded tapes in place of CUDA graphs;
   ``/get_internal_state`` shows the engine.
@@ -59,6 +62,8 @@ CAPABILITIES: Final[frozenset[str]] = frozenset(
         "logprob.normalized_prompt",
         "logprob.tokens",
         "parallel.tensor",
+        "parallel.nodes",
+        "parallel.data",
         "openai.completions",
         "openai.chat",
         "openai.stream",

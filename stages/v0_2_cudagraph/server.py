@@ -25,6 +25,7 @@ import msgspec
 from .hf_transformers_utils import Tokenizer, check_model_folder, get_tokenizer
 from .managers.engine_info import EngineInfo
 from .model_config import ModelConfig
+from .node_server import run_node
 from .server_args import PortArgs, ServerArgs
 from .support.listen import bind_listener
 from .support.logs import configure_logging
@@ -33,7 +34,8 @@ from .support.transport import ipc_endpoint, new_socket_dir, remove_socket_dir
 
 logger = logging.getLogger(__name__)
 
-CONTROLLER = f"{__package__}.managers.controller.manager_single:start_controller_process"
+CONTROLLER_SINGLE = f"{__package__}.managers.controller.manager_single:start_controller_process"
+CONTROLLER_MULTI = f"{__package__}.managers.controller.manager_multi:start_controller_process"
 DETOKENIZER = f"{__package__}.managers.detokenizer_manager:start_detokenizer_process"
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
@@ -43,11 +45,13 @@ RUNTIME_STOP_TIMEOUT_S = 10.0
 LOG_LINES_SHOWN = 20
 
 
-def launch_server(server_args: ServerArgs, controller: str = CONTROLLER) -> int:
+def launch_server(server_args: ServerArgs, controller: str | None = None) -> int:
     """Serve until told to end; returns the exit code: 0 asked to end, 1 failed, 2 wrong arguments.
 
-    ``controller`` names the controller's entry point, so that tests can put a stand-in there.
+    ``controller`` names the controller's entry point, so that tests can put a stand-in there; by default it is
+    that of one engine or of several replicas.
     """
+    controller = controller or (CONTROLLER_MULTI if server_args.dp_size > 1 else CONTROLLER_SINGLE)
     configure_logging("main", server_args.log_level)
     for number in (signal.SIGINT, signal.SIGTERM):  # until the event loop has handlers of its own
         signal.signal(number, _on_signal)
@@ -64,12 +68,14 @@ def _check_and_run(server_args: ServerArgs, controller: str) -> int:
     """Check what can be checked, then serve; whatever was started or made is gone on return."""
     try:
         tokenizer = _check(server_args)
+        if server_args.node_rank:
+            return _run_node(server_args)
         listener = bind_listener(server_args.host, server_args.port)
     except ValueError as error:
         logger.error("%s", error)
         return EXIT_USAGE
     server_args = replace(server_args, port=listener.getsockname()[1])
-    port_args = _new_ports()
+    port_args = _new_ports(server_args.dp_size)
     group = ProcessGroup()
     try:
         return _run(server_args, port_args, tokenizer, listener, group, controller)
@@ -93,13 +99,25 @@ def _check(server_args: ServerArgs) -> Tokenizer:
     return tokenizer
 
 
-def _new_ports() -> PortArgs:
+def _run_node(server_args: ServerArgs) -> int:
+    """The same on a node that is not node 0: it has ranks only, and ends with the server."""
+    group = ProcessGroup()
+    try:
+        logger.error("%s; this node ends", run_node(server_args, group))
+        return EXIT_FAILED
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        group.stop()
+
+
+def _new_ports(dp_size: int) -> PortArgs:
     socket_dir = new_socket_dir()
     return PortArgs(
         controller_endpoint=ipc_endpoint(socket_dir, "controller"),
         detokenizer_endpoint=ipc_endpoint(socket_dir, "detokenizer"),
         tokenizer_endpoint=ipc_endpoint(socket_dir, "tokenizer"),
-        nccl_port=_free_port(),
+        nccl_ports=[_free_port() for _ in range(dp_size)],
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import random
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
 SCHEDULE_HEURISTICS = ("lpm", "random", "fcfs", "lof", "dfs-weight")
@@ -34,8 +34,14 @@ class ServerArgs:
     schedule_heuristic: str = "lpm"
     schedule_conservativeness: float = 1.0
     tp_size: int = 1
+    dp_size: int = 1
+    load_balance_method: str = "round_robin"
+    nccl_init_addr: str | None = None
+    nnodes: int = 1
+    node_rank: int | None = None
+    dist_timeout: int = 300
     stream_interval: int = 1
-    random_seed: int = field(default_factory=lambda: random.randint(0, 2**30))
+    random_seed: int = field(default_factory=lambda: random.randint(0, 2**30))  # one draw for all processes
     disable_flashinfer: bool = False
     enable_torch_attention: bool = False
     disable_radix_cache: bool = False
@@ -61,6 +67,30 @@ class ServerArgs:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
+    @property
+    def node_address(self) -> tuple[str, int] | None:
+        """Host and port at which several nodes meet; None with one node. ``ValueError`` if they can't be read."""
+        if self.nccl_init_addr is None:
+            return None
+        host, _, port = self.nccl_init_addr.rpartition(":")
+        if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise ValueError(
+                f"--nccl-init-addr must be HOST:PORT, as in 10.0.0.1:5000, got {self.nccl_init_addr}."
+            )
+        return host.removeprefix("[").removesuffix("]"), int(port)
+
+    @property
+    def node_ranks(self) -> range:
+        """The ranks of tensor parallelism that run on this node."""
+        num_ranks = self.tp_size // self.nnodes
+        first = (self.node_rank or 0) * num_ranks
+        return range(first, first + num_ranks)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """How many rank processes, of all replicas, share this machine."""
+        return self.dp_size * len(self.node_ranks)
+
     def public_dict(self) -> dict[str, Any]:
         """All arguments that may be shown to a client: everything but the key."""
         return {name: value for name, value in asdict(self).items() if name != "api_key"}
@@ -71,6 +101,9 @@ class ServerArgs:
             raise ValueError(f"--port must be in [0, 65535], got {self.port}.")
         if self.tp_size < 1:
             raise ValueError(f"--tp-size must be at least 1, got {self.tp_size}.")
+        if self.dp_size < 1:
+            raise ValueError(f"--dp-size must be at least 1, got {self.dp_size}.")
+        self._check_nodes()
         if not 0.0 < self.mem_fraction_static < 1.0:
             raise ValueError(f"--mem-fraction-static must be in (0, 1), got {self.mem_fraction_static}.")
         for name in ("context_length", "max_total_tokens", "max_prefill_tokens", "max_running_requests"):
@@ -83,7 +116,35 @@ class ServerArgs:
             )
         if self.stream_interval < 1:
             raise ValueError(f"--stream-interval must be at least 1, got {self.stream_interval}.")
-        self._check_bind()
+        if not self.node_rank:  # the other nodes serve no HTTP
+            self._check_bind()
+
+    def _check_nodes(self) -> None:
+        if self.nnodes < 1:
+            raise ValueError(f"--nnodes must be at least 1, got {self.nnodes}.")
+        if self.dist_timeout < 1:
+            raise ValueError(f"--dist-timeout must be at least 1, got {self.dist_timeout}.")
+        if self.nnodes == 1:
+            if self.nccl_init_addr is not None or self.node_rank:
+                raise ValueError("--nccl-init-addr and --node-rank are for several nodes: pass --nnodes too.")
+            return
+        if self.node_address is None or self.node_rank is None:
+            raise ValueError(
+                f"--nnodes {self.nnodes} needs --node-rank and, on every node, the same --nccl-init-addr "
+                "HOST:PORT: an address of node 0 that the others can reach."
+            )
+        if not 0 <= self.node_rank < self.nnodes:
+            raise ValueError(f"--node-rank must be in [0, {self.nnodes - 1}], got {self.node_rank}.")
+        if self.tp_size % self.nnodes:
+            raise ValueError(
+                f"--tp-size {self.tp_size} must be a multiple of --nnodes {self.nnodes}: "
+                "every node runs as many ranks as the others."
+            )
+        if self.dp_size > 1:
+            raise ValueError(
+                f"--dp-size {self.dp_size} can't be had with --nnodes {self.nnodes}: "
+                "all replicas of a server are on one node. Start a server on each node instead."
+            )
 
     def _check_bind(self) -> None:
         try:
@@ -174,6 +235,36 @@ class ServerArgs:
         )
         add("--tp-size", type=int, default=1, help="ranks of tensor parallelism (default: %(default)s)")
         add(
+            "--dp-size",
+            type=int,
+            default=1,
+            help="replicas of the model, each with --tp-size ranks and a token pool of its own (default: %(default)s)",
+        )
+        add(
+            "--load-balance-method",
+            default=ServerArgs.load_balance_method,
+            choices=LOAD_BALANCE_METHODS,
+            help="which replica gets a request: the next in turn, or the one with the fewest in flight "
+            "(default: %(default)s)",
+        )
+        add(
+            "--nccl-init-addr",
+            help="HOST:PORT of node 0, where the nodes of one server meet; for a network that you trust",
+        )
+        add(
+            "--nnodes",
+            type=int,
+            default=1,
+            help="machines that share the ranks evenly; start this command on each (default: %(default)s)",
+        )
+        add("--node-rank", type=int, help="which of the nodes this one is; node 0 serves HTTP")
+        add(
+            "--dist-timeout",
+            type=int,
+            default=ServerArgs.dist_timeout,
+            help="seconds for which a node waits for the others to come (default: %(default)s)",
+        )
+        add(
             "--stream-interval",
             type=int,
             default=ServerArgs.stream_interval,
@@ -223,12 +314,17 @@ class ServerArgs:
 
 @dataclass
 class PortArgs:
-    """Where the processes of one server meet: private ipc endpoints, and a TCP port for the ranks.
-
-    The controller derives the endpoints of its ranks from its own.
-    """
+    """Where the processes of one server meet: private ipc endpoints, and a TCP port for each replica's ranks."""
 
     controller_endpoint: str
     detokenizer_endpoint: str
     tokenizer_endpoint: str
-    nccl_port: int
+    nccl_ports: list[int]
+
+    def of_replica(self, dp_rank: int) -> PortArgs:
+        """The same for one of several replicas: what it has to say goes to the controller of them all."""
+        return replace(
+            self,
+            controller_endpoint=f"{self.controller_endpoint}-{dp_rank}",
+            detokenizer_endpoint=self.controller_endpoint,
+        )

@@ -90,7 +90,7 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     answers = asyncio.create_task(manager.handle_loop(receiver))
-    await _warm_up(manager)
+    await _warm_up(manager, server_args.dp_size)
     announcement = asyncio.create_task(_announce(http_server, server_args))
     await http_server.serve(sockets=[listener])
     for task in (answers, announcement):
@@ -101,10 +101,10 @@ async def _serve(
     return 1 if deaths else 0
 
 
-async def _warm_up(manager: TokenizerManager) -> None:
-    """Send one request round the ring before a client can: what is made on first use is made now."""
+async def _warm_up(manager: TokenizerManager, dp_size: int) -> None:
+    """Send every replica a request round the ring before a client can: what is made on first use is made now."""
     try:
-        requests = await manager.tokenize([WARM_UP], stream=False)
+        requests = await manager.tokenize([WARM_UP] * dp_size, stream=False)
         async with manager.open_call(requests) as call:
             await call.results()
     except ApiError as error:  # a pool too small for it may be large enough for others

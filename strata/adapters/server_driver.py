@@ -108,19 +108,15 @@ class ServerDriver:
         return "\n".join(self.log().splitlines()[-lines:])
 
     def pids(self) -> dict[str, int]:
-        """Process id by role, as the server's `/get_internal_state` and the process table show them."""
+        """Process id by role, as the process table shows them: every parent starts its children in their order."""
         main = psutil.Process(self.process.pid)
-        roles = {"main": main.pid}
-        for child in main.children():
-            role = _role_of(child)
-            if role is not None:
-                roles[role] = child.pid
-                # Ranks are its children, started in their order.
-                ranks = [rank for rank in child.children() if _role_of(rank) is not None]
-                ranks.sort(key=lambda rank: (rank.create_time(), rank.pid))
-                for number, rank in enumerate(ranks, start=self.dialect.first_rank):
-                    roles[f"rank {number}"] = rank.pid
-        return roles
+        engine, detokenizer = _workers_of(main)[:2]
+        roles = dict(zip(self.dialect.roles, (main.pid, engine.pid, detokenizer.pid), strict=True))
+        if "--dp-size" in self.command:
+            replicas = _workers_of(engine)
+            return roles | {f"replica {number}": replica.pid for number, replica in enumerate(replicas)}
+        ranks = enumerate(_workers_of(engine), start=self.dialect.first_rank)
+        return roles | {f"rank {number}": rank.pid for number, rank in ranks}
 
     def all_pids(self) -> list[int]:
         """Every process of the server, helpers of the interpreter included."""
@@ -167,9 +163,7 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def _role_of(process: psutil.Process) -> str | None:
-    """``router`` or ``detokenizer``: of a server's children only the router loads torch."""
-    if "multiprocessing.spawn" not in " ".join(process.cmdline()):
-        return None  # the interpreter's resource tracker
-    loads_torch = any("libtorch" in region.path for region in process.memory_maps())
-    return "router" if loads_torch else "detokenizer"
+def _workers_of(process: psutil.Process) -> list[psutil.Process]:
+    """Its children in the order in which they were started, the interpreter's resource tracker left out."""
+    workers = [child for child in process.children() if "multiprocessing.spawn" in " ".join(child.cmdline())]
+    return sorted(workers, key=lambda child: (child.create_time(), child.pid))

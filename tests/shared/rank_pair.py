@@ -125,7 +125,7 @@ def engine_maker(stage: str, **ranks: Any) -> MakeEngine:
 
     def make(model: str, **server_args: Any) -> Engine:
         return DIALECTS[stage].make_engine(
-            model_folder(model), **{"max_total_tokens": 2048, **server_args}, **ranks
+            model_folder(model), **{"max_total_tokens": 2048, "random_seed": 42, **server_args}, **ranks
         )
 
     return make

@@ -7,15 +7,13 @@ With one rank nothing is set up and the collectives return what they are given.
 from __future__ import annotations
 
 import os
-import socket
-import sys
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-LOOPBACK = "127.0.0.1"
+from ..network import interface_towards, listen
 
 _cpu_group: dist.ProcessGroup | None = None
 """The ranks once more, over gloo: for what is on the host and must not wait for the device."""
@@ -24,19 +22,21 @@ _cpu_group: dist.ProcessGroup | None = None
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def initialize_model_parallel(tp_size: int, tp_rank: int, port: int, device: torch.device) -> None:
-    """Join the group of ``tp_size`` ranks that meet at TCP ``port`` of this machine; waits for all.
+def initialize_model_parallel(
+    tp_size: int, tp_rank: int, address: tuple[str, int], device: torch.device
+) -> None:
+    """Join the group of ``tp_size`` ranks that meet at ``address``, a host and a TCP port; waits for all.
 
-    All ranks are on one machine, so nothing listens on any other interface than the loopback. A process is a
-    member for good: a second model in it shares the group.
+    Gloo listens on no other interface than the one that leads there: with all ranks on one machine, the
+    loopback. A process is a member for good: a second model in it shares the group.
     """
     if tp_size == 1 or dist.is_initialized():
         return
-    if device.type == "cpu":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    if (interface := interface_towards(address[0])) is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     dist.init_process_group(
         backend="nccl" if device.type == "cuda" else "gloo",
-        store=_meeting_point(tp_size, tp_rank, port),
+        store=_meeting_point(tp_size, tp_rank, address),
         world_size=tp_size,
         rank=tp_rank,
         device_id=device if device.type == "cuda" else None,  # NCCL connects now, not in the first request
@@ -45,15 +45,14 @@ def initialize_model_parallel(tp_size: int, tp_rank: int, port: int, device: tor
     _cpu_group = dist.new_group(backend="gloo")
 
 
-def _meeting_point(tp_size: int, tp_rank: int, port: int) -> TCPStore:
+def _meeting_point(tp_size: int, tp_rank: int, address: tuple[str, int]) -> TCPStore:
     """Where the ranks find each other; rank 0 serves it."""
     if tp_rank != 0:
-        return TCPStore(LOOPBACK, port, tp_size, is_master=False)
+        return TCPStore(*address, tp_size, is_master=False)
     # Left to itself the store would listen on every interface.
-    listener = socket.create_server((LOOPBACK, port))
+    listener = listen(address)
     return TCPStore(
-        LOOPBACK,
-        port,
+        *address,
         tp_size,
         is_master=True,
         wait_for_workers=False,
@@ -68,12 +67,14 @@ def destroy_model_parallel() -> None:
 
 
 def broadcast_bytes(data: bytes) -> bytes:
-    """Rank 0's ``data`` on every rank: its size first, then the bytes, over the CPU group."""
+    """Rank 0's ``data`` on every rank: its size first, then the bytes if there are any, over the CPU group."""
     size = torch.tensor([len(data)])
     dist.broadcast(size, src=0, group=_cpu_group)
-    payload = torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8)
-    if dist.get_rank() != 0:
-        payload = torch.empty(int(size), dtype=torch.uint8)
+    if not size:
+        return b""
+    payload = torch.empty(int(size), dtype=torch.uint8)
+    if dist.get_rank() == 0:
+        payload = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     dist.broadcast(payload, src=0, group=_cpu_group)
     return payload.numpy().tobytes()
 

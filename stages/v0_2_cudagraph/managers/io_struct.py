@@ -126,6 +126,32 @@ class BatchStrOut(Message):
     finish_reason: list[dict[str, Any] | None]
 
 
+class NodeHello(Message):
+    """another node → node 0, over TCP: which it is, and how it was started."""
+
+    node_rank: int
+    settings: dict[str, Any]
+
+
+class NodeWelcome(Message):
+    """node 0 → another node: all have come; sample with this seed."""
+
+    random_seed: int
+
+
+class NodeReady(Message):
+    """another node → node 0: its ranks have loaded the model."""
+
+
+class NodeFailed(Message):
+    """between node 0 and another, either way: the sender ends, or will not have the other."""
+
+    reason: str
+
+
 EngineInput = TokenizedGenerateReqInput | AbortReq | FlushCacheReq | GetInternalStateReq
 DetokenizerInput = BatchTokenIDOut | ControlOut
 TokenizerManagerInput = BatchStrOut | ControlOut
+ControllerMultiInput = EngineInput | DetokenizerInput
+"""What a controller of replicas hears: main's requests, and what its replicas have to say."""
+NodeMessage = NodeHello | NodeWelcome | NodeReady | NodeFailed

@@ -18,6 +18,7 @@ from ...layers.parallel_state import initialize_model_parallel, tensor_model_par
 from ...layers.weight_utils import initialize_dummy_weights, safetensors_weights_iterator
 from ...memory_pool import ReqToTokenPool, TokenToKVPool
 from ...model_config import ModelConfig
+from ...network import LOOPBACK
 from ...server_args import ServerArgs
 from ...support.host_memory import available_host_memory
 from .cuda_graph_runner import CudaGraphRunner
@@ -39,9 +40,9 @@ MIN_REQUEST_ROWS = 2048
 """So many requests at least can have a row of slots at once."""
 
 
-def choose_device(server_args: ServerArgs, tp_rank: int) -> torch.device:
-    """Where rank ``tp_rank`` runs; ``ValueError`` where this machine has too few devices for all ranks."""
-    wanted, tp_size = server_args.device, server_args.tp_size
+def choose_device(server_args: ServerArgs, tp_rank: int, dp_rank: int = 0) -> torch.device:
+    """Where a rank of a replica runs; ``ValueError`` where this machine has too few devices for all of them."""
+    wanted, num_needed = server_args.device, server_args.ranks_per_node
     num_devices = 0 if wanted == "cpu" else torch.cuda.device_count()
     if wanted == "cpu" or (wanted == "auto" and num_devices == 0):
         return torch.device("cpu")
@@ -49,12 +50,15 @@ def choose_device(server_args: ServerArgs, tp_rank: int) -> torch.device:
         raise ValueError(
             "--device cuda: this machine has no CUDA device that torch can use; pass --device cpu."
         )
-    if num_devices < tp_size:
+    if num_devices < num_needed:
+        sizes = {"tp": server_args.tp_size, "dp": server_args.dp_size}
+        flags = " ".join(f"--{name}-size {size}" for name, size in sizes.items() if size > 1)
         raise ValueError(
-            f"--tp-size {tp_size} needs {tp_size} CUDA devices, one for each rank, and there "
+            f"{flags} needs {num_needed} CUDA devices, one for each rank, and there "
             f"{'is' if num_devices == 1 else 'are'} {num_devices}: lower it, or pass --device cpu."
         )
-    return torch.device("cuda", tp_rank)
+    num_ranks = len(server_args.node_ranks)
+    return torch.device("cuda", dp_rank * num_ranks + tp_rank % num_ranks)
 
 
 class ModelRunner:
@@ -64,29 +68,36 @@ class ModelRunner:
         model_config: the model's sizes.
         server_args: device, dtype, load format, pool sizes, attention.
         tp_rank: this rank.
-        nccl_port: TCP port where the ranks meet; unused with one rank.
+        nccl_port: TCP port of this machine where the ranks meet; unused with one rank or several nodes.
+        dp_rank: this replica.
 
     Raises:
         ValueError: the arguments can't be had with this model or on this machine.
     """
 
     def __init__(
-        self, model_config: ModelConfig, server_args: ServerArgs, tp_rank: int, nccl_port: int
+        self,
+        model_config: ModelConfig,
+        server_args: ServerArgs,
+        tp_rank: int,
+        nccl_port: int,
+        dp_rank: int = 0,
     ) -> None:
         self.model_config = model_config
         self.server_args = server_args
         self.tp_rank = tp_rank
         self.tp_size = server_args.tp_size
         model_config.check_tp_size(self.tp_size)
-        self.device = choose_device(server_args, tp_rank)
+        self.device = choose_device(server_args, tp_rank, dp_rank)
         self.dtype = self._choose_dtype()
         self.attention = self._choose_attention()
         wants_graphs = self._wants_graphs()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        elif self.tp_size > 1:
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.tp_size))
-        initialize_model_parallel(self.tp_size, tp_rank, nccl_port, self.device)
+        elif server_args.ranks_per_node > 1:
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // server_args.ranks_per_node))
+        address = server_args.node_address or (LOOPBACK, nccl_port)
+        initialize_model_parallel(self.tp_size, tp_rank, address, self.device)
         self.load_model()
         self.init_memory_pool()
         self.flashinfer = self._init_flashinfer() if self.attention == "flashinfer" else None
@@ -173,7 +184,7 @@ class ModelRunner:
         num_values = 2 * config.num_hidden_layers * config.get_num_kv_heads(self.tp_size) * config.head_dim
         cell_bytes = num_values * self.dtype.itemsize
         if self.device.type == "cpu":
-            share = int(available_host_memory() * CPU_POOL_MEMORY_SHARE) // self.tp_size
+            share = int(available_host_memory() * CPU_POOL_MEMORY_SHARE) // self.server_args.ranks_per_node
             num_tokens = min(CPU_POOL_MAX_TOKENS, share // cell_bytes)
         else:
             torch.cuda.empty_cache()

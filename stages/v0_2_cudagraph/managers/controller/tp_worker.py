@@ -50,13 +50,16 @@ class ModelTpServer:
         server_args: checked arguments.
         tp_rank: this rank, in [0, server_args.tp_size).
         nccl_port: TCP port where ranks meet; unused with one rank.
+        dp_rank: this replica, in [0, server_args.dp_size).
     """
 
-    def __init__(self, server_args: ServerArgs, tp_rank: int = 0, nccl_port: int = 0) -> None:
+    def __init__(
+        self, server_args: ServerArgs, tp_rank: int = 0, nccl_port: int = 0, dp_rank: int = 0
+    ) -> None:
         self.server_args = server_args
         self.tp_rank = tp_rank
         self.model_config = ModelConfig(server_args.model_path, server_args.context_length)
-        self.model_runner = ModelRunner(self.model_config, server_args, tp_rank, nccl_port)
+        self.model_runner = ModelRunner(self.model_config, server_args, tp_rank, nccl_port, dp_rank)
         self.req_to_token_pool = self.model_runner.req_to_token_pool
         self.token_to_kv_pool = self.model_runner.token_to_kv_pool
         self.tree_cache = RadixCache(
