@@ -322,7 +322,7 @@ def test_more_numbers_than_an_answer_can_carry(server: ServerDriver) -> None:
     with probe(server):
         body = {"input_ids": [[5] * 1000] * 40, "return_logprob": True, "top_logprobs_num": 64}
         error = is_error(server.client.post("/generate", json=body))
-        assert "2097152" in error["message"] and "top_logprobs_num" in error["message"]
+        assert "1048576" in error["message"] and "top_logprobs_num" in error["message"]
 
 
 def test_the_reference_reads_what_it_should() -> None:
