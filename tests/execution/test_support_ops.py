@@ -41,6 +41,27 @@ def test_small_float32_weights_and_what_cannot_be_packed_stay_plain(monkeypatch:
     assert packed_linear.linear(torch.ones(1, 1024), large)[0, 0] == 1024
 
 
+def test_a_packed_weight_has_a_plain_copy_for_one_row_where_memory_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weight = torch.randn(2048, 1024)
+    copy = packed_linear.copy_for_one_row(weight)
+    assert (copy is not None) == packed_linear.can_pack(torch.float32)
+    if copy is not None:
+        assert torch.equal(copy, weight) and copy.stride() == (1, 2048)
+    for plain in (torch.randn(64, 32), weight.bfloat16(), weight.to("meta")):
+        assert packed_linear.copy_for_one_row(plain) is None
+    monkeypatch.setattr(packed_linear, "available_host_memory", lambda: packed_linear.FREE_BEYOND_COPIES)
+    assert packed_linear.copy_for_one_row(weight) is None
+
+
+def test_the_copy_multiplies_one_row_alone() -> None:
+    weight, copy, bias = torch.zeros(3, 2), torch.ones(3, 2), torch.ones(3)
+    rows = (torch.ones(1, 2), torch.ones(2, 2))
+    one, two = (packed_linear.linear(x, weight, bias, copy) for x in rows)
+    assert one.tolist() == [[3.0] * 3] and two.tolist() == [[1.0] * 3] * 2
+
+
 def test_probing_survives_a_torch_without_the_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.ops, "mkldnn", object())
     assert packed_linear.can_pack.__wrapped__(torch.float32) is False
