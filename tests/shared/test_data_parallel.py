@@ -186,7 +186,7 @@ def test_sigkill(stage: str, role: str) -> None:
 
 @pytest.mark.slow
 def test_replicas_of_two_ranks(stage: str, engines: EngineFactory) -> None:
-    """Both kinds of parallelism: seven processes, every replica warmed up, one text; a rank's death is all's."""
+    """Both kinds of parallelism: every replica is warmed up, all say the same, and one rank's death ends all."""
     ids = prompt(40, seed=72)
     tokenizer = Tokenizer.from_file(str(model_folder("llama") / "tokenizer.json"))
     expected = tokenizer.decode(solo(engines(stage), ids, greedy(24)).ids)
