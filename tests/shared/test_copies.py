@@ -26,8 +26,9 @@ READS = {
     *("__len__", "__contains__", "unique", "masked_select", "allclose", "equal"),
 }
 # Reading a size is free; the staging buffer touches host memory; the greedy choice reads logits by numpy on the
-# CPU alone, where they are host memory too.
+# CPU alone, where they are host memory too; so is the token table, in which the CPU's plan looks for a run of slots.
 FREE = {("__len__", None), ("numpy", "staging.py"), ("numpy", "sampling_ops.py")}
+FREE |= {("__int__", "paged_decode.py"), ("equal", "paged_decode.py")}
 # v0.1 searches free slots on the device, and must read how many it found, in every step: what later stages get rid
 # of. v0.2 searches once for at least 512 slots.
 SEARCHES = {"v0.1": None, "v0.2": 1}
