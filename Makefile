@@ -12,7 +12,8 @@ STAMP := $(VENV)/.setup-stamp
 
 # The shared suite's engine tests, and the kernels alone.
 GPU_TESTS ?= $(addprefix tests/shared/test_, half_precision.py tensor_parallel.py schedules.py greedy.py \
-	logits.py cache.py memory.py prompt_logprob.py attention.py) tests/kernels/cases
+	logits.py cache.py memory.py admission.py prompt_logprob.py token_logprobs.py attention.py) \
+	tests/kernels/cases tests/support/test_cuda_graph.py tests/execution/test_cuda_graph_runner.py
 GPU_WORKERS ?= 6
 
 .DEFAULT_GOAL := help

@@ -12,6 +12,10 @@ Where this stage departs from history, on purpose:
 - a batch of exactly the largest captured size is replayed too;
 - a client that disconnects aborts its request at once;
 - ``sampling_params.seed`` makes one request's sampling repeatable;
+- log probabilities are read from the logits that a replay leaves (#775); a request that asks for them takes no jump;
+- streams take lists and n > 1, told apart by ``index``; a seeded sample i draws as seed + i does;
+- completions echo lists too (#791), usage counts a prompt once for all its answers (#928), ``text_offset`` is a
+  token's place where history had -1, and ``top_logprobs`` hold the token itself too;
 - `bench_serving` speaks Strata's and OpenAI's routes alone, and fetches no data set;
 - a forced path ends where the text may end (#1084), a jump that is refused changes nothing, and one that is taken
   frees the K and V of replaced tokens, comes before the memory check, and waits at the queue's front;

@@ -58,15 +58,17 @@ def make_parser() -> argparse.ArgumentParser:
 
 def check_args(args: argparse.Namespace, server_args: ServerArgs) -> None:
     """Raise ``ValueError`` naming the flag for the first argument that can't be had."""
-    for name in ("input_len", "output_len", *(["batch_size"] * len(args.batch_size))):
-        values = getattr(args, name)
-        for value in values if isinstance(values, list) else [values]:
-            if value < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
+    least = {"batch-size": min(args.batch_size), "input-len": args.input_len, "output-len": args.output_len}
+    for name, value in least.items():
+        if value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}.")
     if args.output_file is not None and not Path(args.output_file).resolve().parent.is_dir():
         raise ValueError(f"--output-file {args.output_file}: there is no such folder.")
-    if server_args.tp_size != 1:
-        raise ValueError("--tp-size: this bench is one process, and so one rank; load a server instead.")
+    for name in ("tp_size", "dp_size", "nnodes"):
+        if getattr(server_args, name) != 1:
+            raise ValueError(
+                f"--{name.replace('_', '-')}: this bench is one process; load a server with bench_serving instead."
+            )
     server_args.check()
     check_model_folder(server_args.model_path, server_args.tokenizer_path, server_args.load_format)
     get_tokenizer(server_args.tokenizer_path, server_args.model_path)

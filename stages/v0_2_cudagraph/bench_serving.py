@@ -37,7 +37,7 @@ from .benchmark.datasets import (
     shared_prefix_requests,
     sharegpt_requests,
 )
-from .benchmark.load import LoadRun, arrival_times, run_load
+from .benchmark.load import LoadRun, arrival_times, raise_open_files_limit, run_load
 from .benchmark.metrics import RequestResult, Summary, summarise
 from .benchmark.report import print_summary, provenance, write_json
 from .benchmark.server_info import BenchError, ServerInfo, ask_server, flush_cache
@@ -46,7 +46,7 @@ from .support.http_server import loop_factory
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
-CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 60.0
 WARMUP_OUTPUT_LEN = 16
 
 
@@ -157,6 +157,7 @@ def main(argv: Sequence[str]) -> int:
     args = make_parser(f"python -m {__package__}.bench_serving").parse_args(argv)
     try:
         check_args(args)
+        raise_open_files_limit()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(run(args, Console()))
     except ValueError as error:

@@ -113,6 +113,17 @@ class Tokenizer:
     def special_token_ids(self) -> frozenset[int]:
         return self._bytes.special_ids
 
+    def read_chat_template(self, path: str) -> None:
+        """Take the Jinja template in the file ``path`` instead of the model's own.
+
+        Raises:
+            ValueError: there is no such file of text, or it holds no template.
+        """
+        try:
+            self._chat_template = ChatTemplate(Path(path).read_text(encoding="utf-8"), self._special_tokens)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--chat-template {path} cannot be used: {error}") from error
+
     def render_chat(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
         """The conversation as one prompt text; raises `ChatTemplateError` (a ``ValueError``)."""
         if self._chat_template is None:

@@ -1,4 +1,4 @@
-"""`python -m stages.v0_1_genesis.launch_server --model-path FOLDER`: the command that starts a server.
+"""`python -m stages.v0_2_cudagraph.launch_server --model-path FOLDER`: the command that starts a server.
 
 Everything is imported late: child processes import this module again when they start, and must stay light.
 """
@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog=f"python -m {__package__}.launch_server",
         usage="%(prog)s --model-path FOLDER [FLAGS]",
-        description="Start a Strata v0.1 server.",
+        description="Start a Strata v0.2 server.",
     )
     ServerArgs.add_cli_args(parser)
     return launch_server(ServerArgs.from_cli_args(parser.parse_args(argv)))

@@ -93,7 +93,10 @@ def _check(server_args: ServerArgs) -> Tokenizer:
     check_model_folder(server_args.model_path, server_args.tokenizer_path, server_args.load_format)
     model_config = ModelConfig(server_args.model_path, server_args.context_length)
     model_config.check_tp_size(server_args.tp_size)
-    return get_tokenizer(server_args.tokenizer_path, server_args.model_path)
+    tokenizer = get_tokenizer(server_args.tokenizer_path, server_args.model_path)
+    if server_args.chat_template is not None:
+        tokenizer.read_chat_template(server_args.chat_template)
+    return tokenizer
 
 
 def _run_node(server_args: ServerArgs) -> int:

@@ -23,6 +23,7 @@ class ServerArgs:
     host: str = "127.0.0.1"
     port: int = 30000
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    chat_template: str | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     context_length: int | None = None
@@ -166,6 +167,7 @@ class ServerArgs:
             help="folder of a Hugging Face model: config.json, tokenizer.json, *.safetensors",
         )
         add("--tokenizer-path", default="", help="folder of the tokenizer (default: the model's)")
+        add("--chat-template", help="file with a Jinja template for chats (default: the model's own)")
         add("--host", default=ServerArgs.host, help="address to bind (default: %(default)s)")
         add(
             "--port",

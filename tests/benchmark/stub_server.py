@@ -18,8 +18,17 @@ LINE_BREAKS = "a\u2028b\u0085c\x0bd"
 """Characters that break lines in Unicode, and not in server-sent events."""
 
 
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # a run may open all its connections at once
+
+
 class StubServer:
-    def __init__(self, ways: Sequence[str], api_key: str | None = None, is_strata: bool = True) -> None:
+    """``together`` is how many requests "together" waits for before it answers the first of them."""
+
+    def __init__(
+        self, ways: Sequence[str], api_key: str | None = None, is_strata: bool = True, together: int = 1
+    ) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.most_at_once = 0
         self.hung_up = threading.Event()
@@ -66,6 +75,11 @@ class StubServer:
                     case "short":  # promises more than it sends
                         self._head("Content-Length", "100000")
                         self._token(1)
+                    case "together":
+                        while stub.most_at_once < together and not stub._released.wait(PAUSE_S):
+                            pass
+                        self._head("Connection", "close")
+                        self._stream(way, count)
                     case _:
                         self._head("Connection", "close")
                         self._stream(way, count)
@@ -119,8 +133,7 @@ class StubServer:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Listener(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> Self:

@@ -13,9 +13,9 @@ from stages.v0_2_cudagraph.benchmark.static_batch import BatchLatency
 from stages.v0_2_cudagraph.hf_transformers_utils import get_tokenizer
 from stages.v0_2_cudagraph.managers.controller.infer_batch import Batch, ForwardMode
 from stages.v0_2_cudagraph.managers.controller.model_runner import ModelRunner
+from strata.adapters import DIALECTS
 from tests.models.tiny import tiny_llama
 from tests.shared.driving import greedy, solo
-from tests.shared.fixtures import EngineFactory
 
 
 def bench(model: str, *flags: str) -> int:
@@ -72,7 +72,7 @@ def test_random_weights_need_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_correctness_test_prints_the_model_s_own_words(
-    engines: EngineFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Three prompts in a batch say what each says alone."""
     out = tmp_path / "run.json"
@@ -80,7 +80,7 @@ def test_the_correctness_test_prints_the_model_s_own_words(
     printed = capsys.readouterr().out
     texts = json.loads(out.read_text())["texts"]
     assert list(texts) == list(bench_latency.CORRECTNESS_PROMPTS)
-    engine = engines("v0.2")
+    engine = DIALECTS["v0.2"].make_engine(tiny_llama("llama"), max_total_tokens=512)
     tokenizer = get_tokenizer(str(tiny_llama("llama")))
     for prompt, text in texts.items():
         assert text == tokenizer.decode(solo(engine, tokenizer.encode(prompt), greedy(20)).ids)
@@ -93,6 +93,7 @@ def test_the_correctness_test_prints_the_model_s_own_words(
         (["--batch-size", "2", "0"], "--batch-size must be at least 1, got 0"),
         (["--output-len", "0"], "--output-len must be at least 1"),
         (["--tp-size", "2"], "--tp-size: this bench is one process"),
+        (["--dp-size", "2"], "--dp-size: this bench is one process"),
         (["--input-len", "2040", "--output-len", "9"], "exceed the context length of 2048"),
         (
             ["--batch-size", "9", "--input-len", "100", "--max-total-tokens", "1000"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -133,9 +134,21 @@ def test_failures_are_counted_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_limit_holds_over_http() -> None:
-    with StubServer(["slow"]) as server:
-        assert bench(server.url, "--max-concurrency", "3") == 0
+    with StubServer(["together"], together=3) as server:
+        assert bench(server.url, "--max-concurrency", "3", "--warmup-requests", "0") == 0
         assert server.most_at_once == 3
+
+
+@pytest.mark.slow
+def test_requests_under_way_may_outnumber_the_usual_limit_of_open_files() -> None:
+    flags = (*SMALL, "--num-prompts", "80", "--warmup-requests", "0")
+    with StubServer(["together"], together=80) as server:
+        command = shlex.join([*COMMAND, "--base-url", server.url, *flags])
+        ran = subprocess.run(
+            ["bash", "-c", f"ulimit -Sn 64; {command}"], capture_output=True, text=True, timeout=60
+        )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert server.most_at_once == 80
 
 
 def test_ctrl_c_reports_what_is_complete(tmp_path: Path) -> None:
@@ -240,4 +253,5 @@ def test_help_names_every_flag() -> None:
     ran = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True)
     for flag in ("--backend", "--dataset-name", "--request-rate", "--max-concurrency", "--output-file"):
         assert flag in ran.stdout
+    assert "inter-token latency    the wait for each further token" in ran.stdout
     assert "(default: None)" not in ran.stdout

@@ -121,12 +121,22 @@ def test_tokens_are_those_of_the_whole_text() -> None:
         ("a[bc]", "a", {}),
         ("a*", "aa", {}),
         ("ab", "a", {}),
+        ("a the", "a", {}),
         ("abc<[|]im_end[|]>d", "a", {}),
         ("abcdefghi", "a", {"max_new_tokens": 8}),
         ("abcdefghi", "a", {"stop": ["def"]}),
         ("abcdefghi", "ab", {"stop": ["zz", "bc"]}),
     ],
-    ids=["choice", "end", "one byte", "special token", "limit", "stop string", "stop string begun"],
+    ids=[
+        "choice",
+        "end",
+        "one byte",
+        "one token",
+        "special token",
+        "limit",
+        "stop string",
+        "stop string begun",
+    ],
 )
 def test_a_refused_jump_changes_nothing(regex: str, output: str, params: dict[str, Any]) -> None:
     """History put the forced tokens behind the output first, and left them there when it then refused."""
@@ -152,6 +162,18 @@ def test_a_stop_string_may_begin_in_forced_text_and_end_behind() -> None:
     for letter in "xz":
         req.append_token(*retokenizer.tokenizer.encode(letter))
     assert req.finish_reason_object() == {"type": "stop", "matched": "efxz"}
+
+
+def test_a_stop_string_is_found_behind_a_character_that_was_begun() -> None:
+    """Its bytes are in the forced text, and must not come again before the next token's."""
+    req, retokenizer = request("ab🎉cd[xy]z", "ab", max_new_tokens=50, stop=["dxz"])
+    req.append_token(retokenizer.tokenizer.encode("🎉")[0])
+    jump = retokenizer.find_jump(req)
+    assert jump is not None
+    req.jump_forward(jump)
+    for letter in "xz":
+        req.append_token(*retokenizer.tokenizer.encode(letter))
+    assert req.finish_reason_object() == {"type": "stop", "matched": "dxz"}
 
 
 def test_what_was_sent_is_continued() -> None:

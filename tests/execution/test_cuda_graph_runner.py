@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 
 from stages.v0_2_cudagraph.layers.logits_processor import LogitsProcessorOutput
 from stages.v0_2_cudagraph.managers.controller.cuda_graph_runner import CAPTURE_SIZES, CudaGraphRunner
-from stages.v0_2_cudagraph.managers.controller.infer_batch import Batch
+from stages.v0_2_cudagraph.managers.controller.infer_batch import Batch, ForwardMode
+from stages.v0_2_cudagraph.managers.controller.input_metadata import InputMetadata
 from stages.v0_2_cudagraph.managers.controller.static_inputs import StaticInputs
 from stages.v0_2_cudagraph.models.llama2 import LlamaForCausalLM
 from stages.v0_2_cudagraph.support.graph_tape import CaptureError
@@ -92,12 +94,50 @@ def test_compiling_needs_a_gpu() -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.timeout(600)  # FlashInfer compiles its kernels when they are first planned
+@pytest.mark.parametrize("batch_size", [1, 3, 5, 65, 127, 128, 129])
+def test_on_a_gpu_graphs_change_no_logits(batch_size: int) -> None:
+    """As a plain run at the real size: other kernels may serve it, so within a bfloat16's rounding."""
+    engine = new_gpu_engine()
+    runner = engine.runner
+    for i in range(batch_size):
+        engine.add(prompt(2 + i % 9, seed=i), greedy(4))
+    replay, worst = runner.cuda_graph_runner.replay, []
+
+    def compared(batch: Batch) -> LogitsProcessorOutput:
+        logits = replay(batch).next_token_logits.clone()
+        metadata = InputMetadata.create(runner, batch, ForwardMode.DECODE)
+        expected = runner.model(batch.input_ids, batch.positions, metadata).next_token_logits
+        worst.append(float((logits - expected).abs().max() / expected.abs().max()))
+        return LogitsProcessorOutput(logits)
+
+    before = engine.counters["graph_replays"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner.cuda_graph_runner, "replay", compared)
+        run(engine)
+    assert engine.counters["graph_replays"] - before == len(worst) == (3 if batch_size <= 128 else 0)
+    assert all(error < 2e-2 for error in worst), worst
+
+
+@cache
+def new_gpu_engine() -> CudaGraphEngine:
+    return CudaGraphEngine(
+        tiny_llama("llama-hd64"), device="cuda", dtype="bfloat16", max_total_tokens=POOL_SIZE
+    )
+
+
+@pytest.mark.cuda
 @pytest.mark.slow
 def test_a_compiled_model_says_the_same() -> None:
     texts = []
     for compiled in (False, True):
-        engine = new_engine(
-            device="cuda", dtype="bfloat16", max_running_requests=2, enable_torch_compile=compiled
+        engine = CudaGraphEngine(
+            tiny_llama("llama-hd64"),
+            device="cuda",
+            dtype="bfloat16",
+            max_total_tokens=POOL_SIZE,
+            max_running_requests=2,
+            enable_torch_compile=compiled,
         )
         rids = [engine.add(prompt(9, seed=i), greedy(8)) for i in range(2)]
         answers = run(engine)

@@ -32,12 +32,34 @@ def test_a_packed_weight_multiplies_like_a_plain_one(dtype: torch.dtype, rows: i
 
 
 def test_small_float32_weights_and_what_cannot_be_packed_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = torch.ones(64, 64)
-    assert packed_linear.pack(small) is small
+    small = torch.randn(64, 32)
+    laid_out = packed_linear.pack(small)
+    assert torch.equal(laid_out, small) and laid_out.stride() == (1, 64)
     monkeypatch.setattr(packed_linear, "can_pack", lambda dtype: False)
     large = torch.ones(2048, 1024)
     assert packed_linear.pack(large) is large
     assert packed_linear.linear(torch.ones(1, 1024), large)[0, 0] == 1024
+
+
+def test_a_packed_weight_has_a_plain_copy_for_one_row_where_memory_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weight = torch.randn(2048, 1024)
+    copy = packed_linear.copy_for_one_row(weight)
+    assert (copy is not None) == packed_linear.can_pack(torch.float32)
+    if copy is not None:
+        assert torch.equal(copy, weight) and copy.stride() == (1, 2048)
+    for plain in (torch.randn(64, 32), weight.bfloat16(), weight.to("meta")):
+        assert packed_linear.copy_for_one_row(plain) is None
+    monkeypatch.setattr(packed_linear, "available_host_memory", lambda: packed_linear.FREE_BEYOND_COPIES)
+    assert packed_linear.copy_for_one_row(weight) is None
+
+
+def test_the_copy_multiplies_one_row_alone() -> None:
+    weight, copy, bias = torch.zeros(3, 2), torch.ones(3, 2), torch.ones(3)
+    rows = (torch.ones(1, 2), torch.ones(2, 2))
+    one, two = (packed_linear.linear(x, weight, bias, copy) for x in rows)
+    assert one.tolist() == [[3.0] * 3] and two.tolist() == [[1.0] * 3] * 2
 
 
 def test_probing_survives_a_torch_without_the_ops(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +108,26 @@ def test_a_long_request_does_not_pad_the_short_ones() -> None:
     order, groups = paged_decode.group_by_length(list(range(1, 100)))
     assert sum(size for size, _ in groups) == 99
     assert sum(size * longest for size, longest in groups) < 1.2 * sum(range(1, 100))
+
+
+def test_one_request_whose_slots_follow_each_other_is_read_in_place() -> None:
+    table = torch.stack([torch.arange(20, 60), torch.arange(60, 20, -1)])
+    steps = [paged_decode.plan(table, torch.tensor([row]), [40], torch.float32) for row in (0, 1)]
+    assert [step.groups.tolist() for step in steps] == [[[1, 40, 20]], [[1, 40, -1]]]
+    q, k_buffer, v_buffer = torch.randn(1, 9, 16), torch.randn(64, 3, 16), torch.randn(64, 3, 16)
+    in_place, gathered = (
+        paged_decode.paged_decode(q, k_buffer[perm], v_buffer[perm], step)
+        for step, perm in zip(steps, (torch.arange(64), torch.arange(80, 16, -1) % 64), strict=True)
+    )
+    torch.testing.assert_close(in_place, gathered)
+
+
+def test_requests_in_order_of_length_are_not_reordered() -> None:
+    table = torch.arange(40).view(4, 10)
+    rows = torch.arange(4)
+    assert paged_decode.plan(table, rows, [10, 9, 3, 2], torch.float32).order.tolist() == []
+    step = paged_decode.plan(table, rows, [2, 10, 9, 3], torch.float32)
+    assert (step.order.tolist(), step.inverse.tolist()) == ([1, 2, 3, 0], [3, 0, 1, 2])
 
 
 def test_a_plan_becomes_another_in_place() -> None:

@@ -65,6 +65,7 @@ def attend(
         out_cache_cont_start=out[0] if case.contiguous else None,
         out_cache_cont_end=out[-1] + 1 if case.contiguous else None,
         return_normalized_logprob=False,
+        return_logprob=False,
     )
     runner: Any = SimpleNamespace(
         attention=attention, req_to_token_pool=rows, token_to_kv_pool=slots, dtype=dtype, flashinfer=None

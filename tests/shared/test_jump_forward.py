@@ -28,6 +28,7 @@ PATTERNS = [
     r"t(here once was a ship|he lazy dog) [a-z]{4}\.",
     r"a{30}|b{40}",
     r"(ab)*",
+    r"([a-z]{2}, ){6}end",
     r"(the dog )+",
     r"[\u4e2d\u6587]{2} 中文字符 🤗 [🤗🎉]{2} नमस्ते!",
     r"<\|im_end\|>[ab]<\|im_end\|>",
@@ -191,9 +192,9 @@ def test_a_jump_does_not_wait_behind_others(engines: EngineFactory, stage: str) 
     """It was running: first in the queue, and its prefill comes before its neighbour's next decode run."""
     policy = {DIALECTS[stage].policy_field: "fcfs"}
     engine = small(engines, stage, max_running_requests=1, **policy)
-    for rid in "abc":
-        engine.add(prompt(9), constrained("the quick brown fox|a lazy old ship"), rid=rid)
-    assert list(finish(engine).last) == ["a", "b", "c"]
+    engine.add(prompt(9), constrained("the quick brown fox"), rid="jumps")
+    engine.add(prompt(9, seed=1), greedy(3), rid="has not begun")
+    assert list(finish(engine).last) == ["jumps", "has not begun"]
 
     engine = small(engines, stage, **policy)
     engine.set_decode_run(None)
@@ -326,6 +327,19 @@ def test_one_that_waits_for_its_prefill_is_aborted(engines: EngineFactory, stage
         assert answers.text(rid) == "a" * 50
 
 
+def test_a_stream_hears_of_a_jump_at_once(engines: EngineFactory, stage: str) -> None:
+    """However long its interval is."""
+    engine = small(engines, stage, stream_interval=50)
+    rid = engine.add(prompt(9), constrained("[ab] the quick brown fox [ab]{60}"), stream=True)
+    events: list[Event] = []
+    while len(events) < 2:
+        events += engine.step()
+    assert [len(event.new_ids) for event in events] == [1, 1]
+    assert events[1].text == " the quick brown fox " and events[1].finish is None
+    engine.abort(rid)
+    finish(engine)
+
+
 @pytest.mark.needs("sampling.stop_strings")
 @pytest.mark.parametrize("stop", ["quick", " fo", "漢", "🎉!", "the quick brown fox jumps", "e"])
 def test_stop_strings_in_forced_text(engines: EngineFactory, stage: str, stop: str) -> None:
@@ -444,6 +458,18 @@ def test_openai_routes_jump(server: ServerDriver) -> None:
     assert re.fullmatch(JSON, answer["choices"][0]["text"])
     assert answer["usage"]["completion_tokens"] > 40
     is_error(server.client.post("/v1/completions", json={**body, "regex": "("}))
+
+
+@pytest.mark.slow
+@pytest.mark.needs("parallel.tensor")
+def test_ranks_jump_together(servers: ServerFactory, stage: str, server: ServerDriver) -> None:
+    params = [constrained(regex, temperature=1.0, seed=seed) for seed, regex in enumerate(PATTERNS)]
+    body = {"text": ["The answer:"] * len(params), "sampling_params": params}
+    texts = [answer["text"] for answer in generate(server, **body)]
+    two = servers(stage, "llama", "--tp-size", "2")
+    with probe(two):
+        assert [answer["text"] for answer in generate(two, **body)] == texts
+    assert internal_state(two)["jumps"] > 5
 
 
 @pytest.mark.slow

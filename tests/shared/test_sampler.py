@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
-import torch
 from torch import Tensor
 
-from stages.v0_1_genesis.managers.router import infer_batch as genesis
-from stages.v0_1_genesis.memory_pool import ReqToTokenPool, TokenToKVPool
+from stages.v0_1_genesis.managers.router import batch_sampling as genesis_sampling
+from stages.v0_1_genesis.managers.router.infer_batch import Req as GenesisReq
 from stages.v0_1_genesis.sampling_params import SamplingParams as GenesisParams
-from stages.v0_1_genesis.support.staging import StagingBuffer
+from stages.v0_2_cudagraph.managers.controller import batch_sampling as cudagraph_sampling
+from stages.v0_2_cudagraph.managers.controller.infer_batch import Req as CudaGraphReq
+from stages.v0_2_cudagraph.sampling_params import SamplingParams as CudaGraphParams
 
 from .contracts.sampler import Params, SamplerContract
 
-CPU = torch.device("cpu")
-NO_TOKENIZER = SimpleNamespace(eos_token_ids=frozenset())
+NO_TOKENIZER: Any = SimpleNamespace(eos_token_ids=frozenset())
 
 
-def genesis_batch(reqs: list[genesis.Req]) -> genesis.Batch:
-    """A batch that can do nothing but sample."""
-    rows, slots = ReqToTokenPool(1, 1, CPU), TokenToKVPool(1, torch.float32, 1, 1, 1, CPU)
-    return genesis.Batch(reqs, rows, slots, cast(Any, None), StagingBuffer(CPU, torch.int64))
+def made_reqs(
+    req_class: Any, params_class: Any, params: Sequence[Params], positions: Sequence[int]
+) -> list[Any]:
+    """A request for each of ``params``, which has as many output tokens as ``positions`` says."""
+    reqs = []
+    for row, (fields, position) in enumerate(zip(params, positions, strict=True)):
+        req = req_class(f"r{row}", [1], msgspec.convert(dict(fields), params_class), False, NO_TOKENIZER)
+        req.output_ids = [0] * position
+        reqs.append(req)
+    return reqs
 
 
 class TestGenesisSampler(SamplerContract):
@@ -32,10 +38,14 @@ class TestGenesisSampler(SamplerContract):
 
     @staticmethod
     def sample(logits: Tensor, params: Sequence[Params], positions: Sequence[int]) -> list[int]:
-        reqs = []
-        for row, (fields, position) in enumerate(zip(params, positions, strict=True)):
-            sampling = msgspec.convert(dict(fields), GenesisParams)
-            req = genesis.Req(f"r{row}", [1], sampling, False, cast(Any, NO_TOKENIZER))
-            req.output_ids = [0] * position
-            reqs.append(req)
-        return genesis_batch(reqs).sample(logits)
+        reqs = made_reqs(GenesisReq, GenesisParams, params, positions)
+        return genesis_sampling.sample_tokens(reqs, logits)
+
+
+class TestCudaGraphSampler(SamplerContract):
+    stage = "v0.2"
+
+    @staticmethod
+    def sample(logits: Tensor, params: Sequence[Params], positions: Sequence[int]) -> list[int]:
+        reqs = made_reqs(CudaGraphReq, CudaGraphParams, params, positions)
+        return cudagraph_sampling.sample_tokens(reqs, logits)

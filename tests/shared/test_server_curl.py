@@ -67,3 +67,17 @@ def test_a_killed_client_ends_its_request(server: ServerDriver, streaming: str) 
         subprocess.run([*command, f"{server.base_url}/v1/completions"], stdout=subprocess.DEVNULL, timeout=10)
         wait_idle(server)
         assert internal_state(server)["generated_tokens"] - before < 2000
+
+
+@pytest.mark.needs("openai.n", "openai.echo", "openai.logprobs")
+def test_what_evaluations_ask(server: ServerDriver) -> None:
+    """Several answers, the prompt echoed, log probabilities; streamed, usage comes with every chunk or not at all."""
+    body = {"prompt": ["The quick", "a"], "max_tokens": 3, "n": 2, "echo": True, "logprobs": 2, "seed": 1}
+    answer = json.loads(curl(server, "/v1/completions", *JSON, json.dumps(body)))
+    assert [choice["text"][:1] for choice in answer["choices"]] == ["T", "T", "a", "a"]
+    for choice in answer["choices"]:
+        assert len({len(values) for values in choice["logprobs"].values()}) == 1
+    lines = curl(server, "/v1/completions", "-N", *JSON, json.dumps(body | {"stream": True})).split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    assert {chunk["choices"][0]["index"] for chunk in chunks} == {0, 1, 2, 3}
+    assert len({"usage" in chunk for chunk in chunks}) == 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..support.packed_linear import linear, pack
+from ..support.packed_linear import copy_for_one_row, linear, pack
 from .parallel_state import (
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
@@ -26,14 +26,16 @@ class LinearBase(nn.Module):
         self.tp_rank = get_tensor_model_parallel_rank()
         self.tp_size = get_tensor_model_parallel_world_size()
         self.weight = nn.Parameter(torch.empty(output_size, input_size), requires_grad=False)
+        self.one_row: Tensor | None = None
         self.bias = nn.Parameter(torch.empty(output_size), requires_grad=False) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` ``[tokens, input_size]`` -> ``[tokens, output_size]``."""
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, self.one_row)
 
     def process_weights_after_loading(self) -> None:
-        """Swap the weight for its packed form (CPU), which drops the plain one."""
+        """Swap the weight for its packed form (CPU); of the plain one, a copy may stay for single rows."""
+        self.one_row = copy_for_one_row(self.weight)
         self.weight = nn.Parameter(pack(self.weight), requires_grad=False)
 
 
@@ -96,5 +98,5 @@ class RowParallelLinear(LinearBase):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` ``[tokens, input_size / tp]`` -> ``[tokens, output_size]``, equal on every rank."""
-        partial_sum = linear(x, self.weight, self.bias)
+        partial_sum = linear(x, self.weight, self.bias, self.one_row)
         return tensor_model_parallel_all_reduce(partial_sum) if self.tp_size > 1 else partial_sum

@@ -11,6 +11,23 @@ from .backends import BACKENDS
 
 DATASETS = ("random", "shared-prefix", "sharegpt")
 
+EPILOG = """\
+what is measured, over the requests that completed:
+  time to first token    from sending a request to its first token
+  inter-token latency    the wait for each further token; tokens that come together share it
+  time per output token  a request's mean inter-token latency
+  end-to-end latency     from sending a request to its last token
+A server that does not count tokens in its events has one taken for each piece of text.
+
+what is asked:
+  random                 prompts of random tokens, which have nothing in common
+  shared-prefix          the same behind a few prefixes, which a prefix cache finds again
+  sharegpt               the first questions of a file of conversations, answered as long as there
+
+The exit code is 0 if every request completed, 1 if one failed or no server answers, 2 for wrong flags, and 130
+after Ctrl-C, which reports what had completed by then.
+"""
+
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """``prog`` is how the command is called."""
@@ -18,6 +35,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         prog=prog,
         usage="%(prog)s [FLAGS]",
         description="Load a running server and report throughput and latencies.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument_group("server").add_argument
     add(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import resource
 import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,6 +13,9 @@ from dataclasses import dataclass, field
 
 from .datasets import BenchRequest
 from .metrics import RequestResult
+
+OPEN_FILES = 10_000
+"""More is refused on some systems, whatever they call their limit."""
 
 
 @dataclass
@@ -33,6 +37,14 @@ def arrival_times(rng: random.Random, count: int, request_rate: float) -> list[f
         times.append(now)
         now += rng.expovariate(request_rate)
     return times
+
+
+def raise_open_files_limit() -> None:
+    """Let this process have more connections, if the system allows: each request under way takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def run_load(

@@ -47,8 +47,8 @@ class JumpForwardMap:
 
     def __init__(self, index: RegexIndex) -> None:
         cells = np.frombuffer(index.cells, "<u2").reshape(-1, index.size + 1)
-        # The last column is not 0 where the text may end.
-        has_one_way = (np.count_nonzero(cells, axis=1) == 1) & (cells[:, -1] == 0)
+        # An end is in the last column, which no lone character stands for: surrogates, for one, have no letter.
+        has_one_way = np.count_nonzero(cells, axis=1) == 1
         letters = cells.argmax(axis=1)
         self._chars = np.where(has_one_way, _lone_characters(Alphabet.unpack(index))[letters], NOT_FORCED)
         self._nodes = cells.max(axis=1)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..support.packed_linear import linear, pack
+from ..support.packed_linear import copy_for_one_row, linear, pack
 from .parallel_state import (
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
@@ -49,14 +49,19 @@ class VocabParallelEmbedding(nn.Module):
 class ParallelLMHead(VocabParallelEmbedding):
     """The output head: hidden states times the rows of ``weight``. May share them with the embedding."""
 
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__(vocab_size, hidden_size)
+        self.one_row: Tensor | None = None
+
     def tie_weights(self, embedding: VocabParallelEmbedding) -> None:
         self.weight = embedding.weight
 
     def process_weights_after_loading(self) -> None:
         """Swap the weight for its packed form (CPU). A tied embedding keeps the plain one for lookups."""
+        self.one_row = copy_for_one_row(self.weight)
         self.weight = nn.Parameter(pack(self.weight), requires_grad=False)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """``[tokens, hidden_size]`` -> logits ``[tokens, vocab_size]``, equal on every rank."""
-        logits = tensor_model_parallel_all_gather(linear(hidden_states, self.weight))
+        logits = tensor_model_parallel_all_gather(linear(hidden_states, self.weight, one_row=self.one_row))
         return logits[:, : self.vocab_size]

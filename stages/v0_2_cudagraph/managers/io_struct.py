@@ -58,8 +58,8 @@ class ControlOut(Message):
 
 MAX_TOP_LOGPROBS = 64
 """Most tokens that one place may list."""
-MAX_LOGPROBS = 1 << 21
-"""Most log probabilities that one HTTP request may ask for: some 30 MB in a message, half of what a socket takes."""
+MAX_LOGPROBS = 1 << 20
+"""Most log probabilities that one HTTP request may ask for: some 15 MB in a message, a quarter of the longest."""
 
 TokenLogprob = tuple[float | None, int]
 """Log probability and token id; the first token of a prompt has none, since nothing precedes it."""

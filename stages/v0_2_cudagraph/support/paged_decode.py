@@ -26,8 +26,10 @@ class DecodePlan:
       Columns beyond a request's length repeat the slot of its last token: what the mask hides there the
       request itself has written, so it is finite (-inf + NaN would be NaN: INV-NAN).
     - ``mask`` ``[padded]``: 0 or -inf, added to the scores.
-    - ``order``, ``inverse`` ``[bs]``: the requests in the order of their groups, and back; unused with one.
-    - ``groups`` ``[groups, 2]``, always on the host: each group's size and longest request.
+    - ``order``, ``inverse`` ``[bs]``: the requests in the order of their groups, and back; empty where that is
+      the order they are in.
+    - ``groups`` ``[groups, 3]``, always on the host: each group's size, its longest request, and the first slot
+      of a single request whose slots follow each other, else -1. Its K and V need no gathering.
     """
 
     slots: Tensor
@@ -51,21 +53,29 @@ def plan(
     ``dtype`` is that of the queries.
     """
     device = req_to_token.device
-    order, groups = group_by_length(seq_lens)
-    order_tensor = torch.tensor(order, device=device)
-    rows = req_pool_indices[order_tensor].unsqueeze(1)
-    last = torch.tensor([seq_lens[i] - 1 for i in order], device=device).unsqueeze(1)
-    slots, masks, begin = [], [], 0
-    for size, longest in groups:
+    in_order, sizes = group_by_length(seq_lens)
+    order = torch.tensor(in_order, device=device)
+    rows = req_pool_indices[order].unsqueeze(1)
+    last = torch.tensor([seq_lens[i] - 1 for i in in_order], device=device).unsqueeze(1)
+    slots, masks, groups, begin = [], [], [], 0
+    for size, longest in sizes:
         group = slice(begin, begin + size)
         columns = torch.arange(longest, device=device)
         slots.append(req_to_token[rows[group], torch.minimum(columns, last[group])].flatten())
         mask = torch.zeros((size, longest), dtype=dtype, device=device)
         masks.append(mask.masked_fill_(columns > last[group], -torch.inf).flatten())
+        groups.append((size, longest, run_start(slots[-1]) if size == 1 else -1))
         begin += size
-    return DecodePlan(
-        torch.cat(slots), torch.cat(masks), order_tensor, order_tensor.argsort(), torch.tensor(groups)
-    )
+    if in_order == list(range(len(in_order))):
+        order = order[:0]
+    return DecodePlan(torch.cat(slots), torch.cat(masks), order, order.argsort(), torch.tensor(groups))
+
+
+def run_start(slots: Tensor) -> int:
+    """The first of ``slots`` ``[len]`` if each is one more than the slot before it, else -1."""
+    first = int(slots[0])
+    run = torch.arange(first, first + len(slots), dtype=slots.dtype, device=slots.device)
+    return first if torch.equal(slots, run) else -1
 
 
 def group_by_length(seq_lens: list[int]) -> tuple[list[int], list[tuple[int, int]]]:
@@ -104,7 +114,10 @@ def _paged_decode(
     # The query heads that share a KV head are rows of one attention problem, so K and V are read once.
     q = q.reshape(bs, kv_heads, heads // kv_heads, head_dim)
 
-    def attend(q: Tensor, slots: Tensor, mask: Tensor, size: int, longest: int) -> Tensor:
+    def attend(q: Tensor, slots: Tensor, mask: Tensor, size: int, longest: int, first: int) -> Tensor:
+        if first >= 0:
+            k, v = (buffer.narrow(0, first, longest).unsqueeze(0) for buffer in (k_buffer, v_buffer))
+            return F.scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2))
         # index_select copies whole rows; plain indexing, which goes value by value, is several times slower.
         k = k_buffer.index_select(0, slots).view(size, longest, kv_heads, head_dim)
         v = v_buffer.index_select(0, slots).view(size, longest, kv_heads, head_dim)
@@ -115,10 +128,12 @@ def _paged_decode(
     shapes = groups.tolist()
     if len(shapes) == 1:
         return attend(q, slots, mask, *shapes[0]).reshape(bs, heads, head_dim)
-    sizes, cells = [size for size, _ in shapes], [size * longest for size, longest in shapes]
-    parts = zip(q[order].split(sizes), slots.split(cells), mask.split(cells), shapes, strict=True)
-    outputs = [attend(*part, *shape) for *part, shape in parts]
-    return torch.cat(outputs)[inverse].reshape(bs, heads, head_dim)
+    is_sorted = order.numel() == 0
+    sizes, cells = [size for size, *_ in shapes], [size * longest for size, longest, _ in shapes]
+    queries = (q if is_sorted else q.index_select(0, order)).split(sizes)
+    parts = zip(queries, slots.split(cells), mask.split(cells), shapes, strict=True)
+    output = torch.cat([attend(*part, *shape) for *part, shape in parts])
+    return (output if is_sorted else output.index_select(0, inverse)).reshape(bs, heads, head_dim)
 
 
 def _register() -> torch.library.Library:

@@ -11,19 +11,16 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from ...constrained.fsm import START, RegexFSM
 from ...constrained.jump_forward import JumpForwardMap
-from ...constrained.logit_mask import mask_logits
 from ...global_config import global_config
-from ...layers.parallel_state import tensor_model_parallel_broadcast
 from ...memory_pool import ReqToTokenPool, TokenToKVPool
 from ...sampling_params import SamplingParams
-from ...support.sampling_ops import best, draw, keep_top_k, keep_top_p, uniform
 from ...support.staging import StagingBuffer
 from ...support.text_stream import IncrementalDetokenizer, StopStringFilter
+from .batch_sampling import sample_tokens
 from .logprobs import ReqLogprobs
 from .radix_cache import RadixCache, TreeNode, common_prefix_len
 from .retokenize import Jump, Retokenizer
@@ -149,7 +146,7 @@ class Req:
             self.regex_fsm_state = self.regex_fsm.next_state(self.regex_fsm_state, token_id)
         # A regex allows the end only where the text may end; then it is no end to be ignored.
         ignores_eos = self.sampling_params.ignore_eos and self.regex_fsm is None
-        if self.max_new_tokens == 0:  # it came for its prompt's logprob alone, and is not told the token
+        if self.max_new_tokens == 0:  # it came for its prompt alone, and is not told the token
             self.finish(FinishReason.LENGTH, 0)
         elif token_id in self.eos_token_ids and not ignores_eos:
             self.finish(FinishReason.EOS_TOKEN, token_id)
@@ -418,64 +415,5 @@ class Batch:
     # -- after a forward pass --------------------------------------------------------------------------
 
     def sample(self, logits: Tensor) -> list[int]:
-        """Choose one token a request from ``logits`` ``[bs, vocab]``, which it may change.
-
-        The step's one copy back to the host is the new ids.
-        """
-        self._add_logit_bias(logits)
-        self._mask_disallowed(logits)
-        chosen = best(logits)
-        if sampled := [i for i, req in enumerate(self.reqs) if not req.sampling_params.is_greedy]:
-            chosen[sampled] = self._draw(logits[sampled], [self.reqs[i] for i in sampled])
-        # Ranks hold equal logits, but some CUDA reductions add in no fixed order: one rank decides for all.
-        return tensor_model_parallel_broadcast(chosen).tolist()
-
-    @staticmethod
-    def _draw(logits: Tensor, reqs: list[Req]) -> Tensor:
-        """Sample the rows of ``logits`` ``[len(reqs), vocab]`` with temperature, top-k and top-p.
-
-        Each row has a uniform number of its own, so that a seed means the same in any batch.
-        """
-        params = [req.sampling_params for req in reqs]
-        columns = torch.tensor(
-            [[p.temperature for p in params], [uniform(req.seed, len(req.output_ids)) for req in reqs]],
-            dtype=torch.float32,
-            device=logits.device,
-        )
-        logits /= columns[0].unsqueeze(1)
-        if rows := [i for i, p in enumerate(params) if p.top_k > 0]:
-            keep_top_k(logits, rows, [params[i].top_k for i in rows])
-        if rows := [i for i, p in enumerate(params) if p.top_p < 1.0]:
-            keep_top_p(logits, rows, [params[i].top_p for i in rows])
-        return draw(logits, columns[1])
-
-    def _add_logit_bias(self, logits: Tensor) -> None:
-        rows, token_ids, values = [], [], []
-        for row, req in enumerate(self.reqs):
-            if not (logit_bias := req.sampling_params.logit_bias):
-                continue
-            for token_id, value in logit_bias.items():
-                rows.append(row)
-                token_ids.append(token_id)
-                values.append(value)
-        if rows:
-            bias = torch.tensor(values, dtype=logits.dtype, device=logits.device)
-            logits.index_put_(
-                (torch.tensor(rows, device=logits.device), torch.tensor(token_ids, device=logits.device)),
-                bias,
-                accumulate=True,
-            )
-
-    def _mask_disallowed(self, logits: Tensor) -> None:
-        for row, req in enumerate(self.reqs):
-            if (allowed := req.allowed_token_ids) is not None:
-                kept = logits[row, allowed]
-                logits[row] = -torch.inf
-                logits[row, allowed] = kept
-        constrained = {
-            row: (fsm, req.regex_fsm_state)
-            for row, req in enumerate(self.reqs)
-            if (fsm := req.regex_fsm) is not None
-        }
-        if constrained:
-            mask_logits(logits, list(constrained), list(constrained.values()))
+        """One token a request from ``logits`` ``[bs, vocab]``, which it may change."""
+        return sample_tokens(self.reqs, logits)
