@@ -7,15 +7,28 @@ captured graphs, and admission expects of running requests what a ratio says tha
 Where this stage departs from history, on purpose:
 
 - no pickle on any socket, nor between ranks;
-- streams are server-sent events, and ``finish_reason`` is an object;
-- a retracted request gives its row back (#811), and no prefix is trimmed after its node was locked (#948);
-- a batch of exactly the largest captured size is replayed too;
+- ``finish_reason`` is an object, where history had a string;
+- what history took and ignored (penalties, ``response_format``) is refused, and so is a prompt that is too long,
+  which history cut;
+- a retracted request gives its row back (#811), an idle engine counts rows as well as slots (#842), and no prefix
+  is trimmed after its node was found (#948);
+- the ratio of an idle engine is never below its floor; ``lof`` can be chosen on the command line;
+- a batch of exactly the largest captured size is replayed too, padding is written anew for each replay (#1094), and
+  no captured size exceeds the request rows (#1469);
+- FlashInfer computes every extension with its paged wrapper, where history split that of long batches in two;
+- the Triton decode kernel splits long sequences and merges the parts, where history's first stage wrote all
+  scores to memory and its second read them back;
+- regexes compile with outlines-core in processes that may be killed, where history used Outlines;
+- a text ends with any end token that the model's files name (#2475), ``skip_special_tokens`` holds for its own
+  request (#16698), and the detokenizer forgets a request that has ended;
 - a client that disconnects aborts its request at once;
-- ``sampling_params.seed`` makes one request's sampling repeatable;
+- ``sampling_params.seed`` makes one request's sampling repeatable, and there is a logit bias;
 - log probabilities are read from the logits that a replay leaves (#775); a request that asks for them takes no jump;
 - streams take lists and n > 1, told apart by ``index``; a seeded sample i draws as seed + i does;
 - completions echo lists too (#791), usage counts a prompt once for all its answers (#928), ``text_offset`` is a
   token's place where history had -1, and ``top_logprobs`` hold the token itself too;
+- chats have OpenAI's defaults, temperature 1 and no limit but the context (#766), one BOS (#888), and a Jinja file
+  as ``--chat-template``, where history had conversation templates of its own; an API key is a bearer token;
 - `bench_serving` speaks Strata's and OpenAI's routes alone, and fetches no data set;
 - a forced path ends where the text may end (#1084), a jump that is refused changes nothing, and one that is taken
   frees the K and V of replaced tokens, comes before the memory check, and waits at the queue's front;
@@ -23,7 +36,7 @@ Where this stage departs from history, on purpose:
 - with several replicas their output passes through the controller, which so knows what each has in flight;
 - the nodes of one server first meet over plain TCP, check that they were started alike, and end together
   (``--dist-timeout`` is ours);
-- an idle controller waits for a message instead of looping;
+- an idle controller waits for a message instead of looping, and the warm-up precedes HTTP;
 - a torch attention path makes the CPU a device like any other, with recorded tapes in place of CUDA graphs;
   ``/get_internal_state`` shows the engine.
 """

@@ -14,13 +14,14 @@ def main(argv: list[str]) -> int:
     """Parse the command line and serve; returns the exit code."""
     import argparse
 
+    from . import STAGE
     from .server import launch_server
     from .server_args import ServerArgs
 
     parser = argparse.ArgumentParser(
         prog=f"python -m {__package__}.launch_server",
         usage="%(prog)s --model-path FOLDER [FLAGS]",
-        description="Start a Strata v0.2 server.",
+        description=f"Start a Strata {STAGE} server.",
     )
     ServerArgs.add_cli_args(parser)
     return launch_server(ServerArgs.from_cli_args(parser.parse_args(argv)))

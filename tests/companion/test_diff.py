@@ -48,7 +48,7 @@ def test_a_tree_shows_what_changed_and_counts_the_rest() -> None:
 def test_a_renamed_symbol_is_found_by_either_name_and_says_why(name: str) -> None:
     ran = strata("diff", "v0.1", "v0.2", f"radix_cache.py::{name}")
     assert ran.code == 0, ran
-    assert ran.out.startswith("# RadixCache.inc_lock_ref renamed: was inc_ref_counter (#364)")
+    assert ran.out.startswith("# RadixCache.inc_lock_ref renamed: was inc_ref_counter (#418)")
     assert "-    def inc_ref_counter(" in ran.out and "+    def inc_lock_ref(" in ran.out
 
 

@@ -148,7 +148,7 @@ class LlamaForCausalLM(nn.Module):
                         f"{name} of shape {list(tensor.shape)} contradicts config.json."
                     ) from error
             elif not self._is_redundant(name):
-                raise ValueError(f"the checkpoint's tensor {name} has no place in a Llama model.")
+                raise ValueError(f"the checkpoint's tensor {name} has no place in {type(self).__name__}.")
         if places:
             raise ValueError(f"the checkpoint lacks {len(places)} tensors, among them {next(iter(places))}.")
 

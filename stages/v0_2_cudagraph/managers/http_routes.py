@@ -66,7 +66,7 @@ class NativeRoutes:
         requests = await self._manager.tokenize([item], stream=False)
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_S):
-                await answer_while_connected(request, self._generate(requests, is_single=True, text_of=None))
+                await answer_while_connected(request, self._generate(requests, is_single=True))
         except TimeoutError:
             raise ApiError(503, f"No token within {HEALTH_TIMEOUT_S:.0f} s.") from None
         return json_response({"status": "ok"})
@@ -103,7 +103,7 @@ class NativeRoutes:
         return await answer_while_connected(request, self._generate(requests, is_single, text_of))
 
     async def _generate(
-        self, requests: list[TokenizedGenerateReqInput], is_single: bool, text_of: TextOf | None
+        self, requests: list[TokenizedGenerateReqInput], is_single: bool, text_of: TextOf | None = None
     ) -> Response:
         async with self._manager.open_call(requests) as call:
             outputs = [generate_output(state, text_of) for state in await call.results()]
