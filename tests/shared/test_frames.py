@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 import zmq
 
-from strata.adapters import ServerDriver
+from strata.adapters import DIALECTS, ServerDriver
 
 from .fixtures import ServerFactory
 from .speaking import generate, probe
@@ -85,6 +87,15 @@ def test_hostile_frames(servers: ServerFactory, stage: str, tmp_path: Path) -> N
     assert "dropped" in server.log()
 
 
+def batch(stage: str, kind: str, **lists: list[Any]) -> dict[str, Any]:
+    """A batch with the fields that the stage's messages have; ``lists`` are those that are the same in all."""
+    others = {"vids": 1, "decoded_texts": "x", "logprobs": None}
+    module = importlib.import_module(f"{DIALECTS[stage].package}.managers.io_struct")
+    fields = getattr(module, kind).__struct_fields__
+    count = len(lists["rids"])
+    return {"type": kind, **lists, **{name: [others[name]] * count for name in fields if name in others}}
+
+
 def test_well_formed_messages_of_a_stranger(servers: ServerFactory, stage: str) -> None:
     """Decodable but senseless: ids out of the vocabulary, unknown rids, lists that don't fit together."""
     server, encode = servers(stage), msgspec.msgpack.encode
@@ -102,35 +113,38 @@ def test_well_formed_messages_of_a_stranger(servers: ServerFactory, stage: str) 
         encode({"type": "GetInternalStateReq", "rid": "stranger"}),
         encode({"type": "FlushCacheReq", "rid": "stranger"}),
         encode(
-            {
-                "type": "BatchTokenIDOut",
-                "rids": ["a", "b"],
-                "output_tokens": [[1]],
-                "stop_strs": [],
-                "skip_special_tokens": [True],
-                "meta_info": [{}],
-                "finish_reason": [None],
-            }
+            batch(
+                stage,
+                "BatchTokenIDOut",
+                rids=["a", "b"],
+                output_tokens=[[1]],
+                stop_strs=[],
+                skip_special_tokens=[True],
+                meta_info=[{}],
+                finish_reason=[None],
+            )
         ),
         encode(
-            {
-                "type": "BatchTokenIDOut",
-                "rids": ["a"],
-                "output_tokens": [[-1, 10**9]],
-                "stop_strs": [[""]],
-                "skip_special_tokens": [True],
-                "meta_info": [{}],
-                "finish_reason": [None],
-            }
+            batch(
+                stage,
+                "BatchTokenIDOut",
+                rids=["a"],
+                output_tokens=[[-1, 10**9]],
+                stop_strs=[[""]],
+                skip_special_tokens=[True],
+                meta_info=[{}],
+                finish_reason=[None],
+            )
         ),
         encode(
-            {
-                "type": "BatchStrOut",
-                "rids": ["a", "b"],
-                "output_strs": ["x"],
-                "meta_info": [],
-                "finish_reason": [],
-            }
+            batch(
+                stage,
+                "BatchStrOut",
+                rids=["a", "b"],
+                output_strs=["x"],
+                meta_info=[],
+                finish_reason=[],
+            )
         ),
         encode({"type": "ControlOut", "rid": "stranger", "payload": {}}),
     ]

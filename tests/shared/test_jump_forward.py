@@ -390,6 +390,17 @@ def test_paths_that_could_go_on_for_ever(engines: EngineFactory, stage: str, reg
     assert re.fullmatch(regex, ask(small(engines, stage), constrained(regex, temperature=1.0)).text("alone"))
 
 
+@pytest.mark.needs("cuda_graph")
+def test_replayed_decodes_jump_too(engines: EngineFactory, stage: str) -> None:
+    """Batches shrink and grow by jumps between replays."""
+    engine = small(engines, stage, enable_cpu_graph=True, max_running_requests=8)
+    for seed, regex in enumerate(PATTERNS):
+        engine.add(prompt(9, seed=seed), constrained(regex, temperature=1.0, seed=seed), rid=regex)
+    answers = finish(engine)
+    assert all(re.fullmatch(regex, answers.text(regex)) for regex in PATTERNS)
+    assert engine.counters["graph_replays"] > 10 and answers.num_jumped(JSON) > 20
+
+
 def test_a_very_long_literal(engines: EngineFactory, stage: str) -> None:
     """Longer than one jump: it goes on where the first ended."""
     engine = small(engines, stage, max_total_tokens=2500)
@@ -458,6 +469,17 @@ def test_openai_routes_jump(server: ServerDriver) -> None:
     assert re.fullmatch(JSON, answer["choices"][0]["text"])
     assert answer["usage"]["completion_tokens"] > 40
     is_error(server.client.post("/v1/completions", json={**body, "regex": "("}))
+
+
+@pytest.mark.needs("sampling.n")
+def test_every_one_of_n_answers_jumps(server: ServerDriver) -> None:
+    params = constrained(JSON, temperature=1.0, n=4, seed=3)
+    answers = generate(server, text="x", sampling_params=params)
+    assert len({answer["text"] for answer in answers}) > 1
+    for answer in answers:
+        assert re.fullmatch(JSON, answer["text"])
+        meta = answer["meta_info"]
+        assert meta["completion_tokens_wo_jump_forward"] < meta["completion_tokens"] - 20
 
 
 @pytest.mark.slow
