@@ -38,8 +38,9 @@ KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 LOCAL_FIELDS = frozenset(
     {
-        *("model_path", "tokenizer_path", "host", "port", "api_key", "allow_remote_without_key", "log_level"),
-        *("disable_log_stats", "node_rank", "nccl_init_addr", "dist_timeout", "random_seed"),
+        *("model_path", "tokenizer_path", "chat_template", "host", "port", "api_key"),
+        *("allow_remote_without_key", "log_level", "disable_log_stats"),
+        *("node_rank", "nccl_init_addr", "dist_timeout", "random_seed"),
     }
 )
 """What may differ between nodes; all ranks must do the same steps, so nothing else may."""
