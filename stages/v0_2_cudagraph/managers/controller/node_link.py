@@ -187,8 +187,10 @@ def join_node_0(server_args: ServerArgs) -> tuple[NodeLink, int]:
     """
     assert server_args.node_rank is not None
     deadline = time.monotonic() + server_args.dist_timeout
+    # Made before the call: node 0 does not wait long for a caller's first word, and files may be slow.
+    hello = NodeHello(server_args.node_rank, dict(shared_settings(server_args)))
     link = NodeLink(_call_node_0(server_args, deadline), "node 0")
-    link.send(NodeHello(server_args.node_rank, dict(shared_settings(server_args))))
+    link.send(hello)
     try:
         answer = link.receive(max(0.01, deadline - time.monotonic()))
     except TimeoutError:
