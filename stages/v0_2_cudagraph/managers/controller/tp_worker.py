@@ -264,7 +264,7 @@ class ModelTpServer:
         if output.prefill_token_logprobs is not None:
             add_prefill_logprobs(batch.reqs, output)
         for req, prefix_len in zip(batch.reqs, batch.prefix_lens_cpu, strict=True):
-            if not req.output_ids:  # not a retracted request's second prefill
+            if not req.output_ids:  # not a second prefill, after a retraction or a jump
                 req.cached_tokens = prefix_len
         self.stats.forward_steps += 1
         self.stats.cached_tokens += sum(batch.prefix_lens_cpu)
