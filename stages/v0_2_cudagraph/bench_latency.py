@@ -111,13 +111,13 @@ def print_results(console: Console, results: Sequence[BatchLatency]) -> None:
     for column in ("batch", "prefill ms", "prefill tok/s", "decode ms", "decode tok/s", "total tok/s"):
         table.add_column(column, justify="right")
     for result in results:
-        step = result.decode_median_s
+        step, decode_throughput = result.decode_median_s, result.decode_throughput
         table.add_row(
             str(result.batch_size),
             f"{result.prefill_s * 1000:.2f}",
             f"{result.prefill_throughput:.1f}",
             "–" if step is None else f"{step * 1000:.2f}",
-            "–" if step is None else f"{result.batch_size / step:.1f}",
+            "–" if decode_throughput is None else f"{decode_throughput:.1f}",
             f"{result.total_throughput:.1f}",
         )
     console.print(table)

@@ -13,7 +13,6 @@ from torch import Tensor
 CONTEXT_SLACK = 8
 """Columns beyond the context length in a request's row (history's margin)."""
 
-
 PREFETCH_CHUNK = 512
 """Free slots found by one search at least; the surplus serves the next allocations."""
 

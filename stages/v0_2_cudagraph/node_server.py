@@ -30,8 +30,8 @@ def run_node(server_args: ServerArgs, group: ProcessGroup) -> str:
     for rank in server_args.node_ranks:
         group.start(f"rank {rank}", TP_RANK, (rank_args, 0, rank, 0), "", server_args.log_level)
     ends: SimpleQueue[str] = SimpleQueue()
-    for watch in (_watch_ranks, _watch_node_0):
-        threading.Thread(target=watch, args=(server_args, group, link, ends), daemon=True).start()
+    threading.Thread(target=_watch_ranks, args=(server_args, group, link, ends), daemon=True).start()
+    threading.Thread(target=_watch_node_0, args=(link, ends), daemon=True).start()
     reason = ends.get()
     time.sleep(SIGNAL_TO_ALL_S)
     link.send(NodeFailed(reason))
@@ -52,8 +52,6 @@ def _watch_ranks(
     ends.put(wait_for_death(group))
 
 
-def _watch_node_0(
-    server_args: ServerArgs, group: ProcessGroup, link: NodeLink, ends: SimpleQueue[str]
-) -> None:
+def _watch_node_0(link: NodeLink, ends: SimpleQueue[str]) -> None:
     message = link.receive()
     ends.put(f"node 0: {message.reason}" if isinstance(message, NodeFailed) else "node 0 is gone")

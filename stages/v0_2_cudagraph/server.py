@@ -6,6 +6,7 @@ Main checks everything it can, starts the children, serves (`serving`), and ends
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import signal
@@ -117,7 +118,7 @@ def _new_ports(dp_size: int) -> PortArgs:
         controller_endpoint=ipc_endpoint(socket_dir, "controller"),
         detokenizer_endpoint=ipc_endpoint(socket_dir, "detokenizer"),
         tokenizer_endpoint=ipc_endpoint(socket_dir, "tokenizer"),
-        nccl_ports=[_free_port() for _ in range(dp_size)],
+        nccl_ports=_free_ports(dp_size),
     )
 
 
@@ -275,3 +276,10 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _free_ports(count: int) -> list[int]:
+    """Different ones: all are held at once, as one that was let go might come again."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in probes]

@@ -27,7 +27,7 @@ class ServerArgs:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     context_length: int | None = None
-    mem_fraction_static: float = 0.0  # by tp_size, see MEM_FRACTION_STATIC
+    mem_fraction_static: float = None  # type: ignore[assignment]  # by tp_size: a float once constructed
     max_total_tokens: int | None = None
     max_prefill_tokens: int | None = None
     max_running_requests: int | None = None
@@ -57,7 +57,7 @@ class ServerArgs:
 
     def __post_init__(self) -> None:
         self.tokenizer_path = self.tokenizer_path or self.model_path
-        if self.mem_fraction_static == 0.0:
+        if self.mem_fraction_static is None:
             # A size that is not listed takes the share of the next larger one.
             shares = [share for size, share in MEM_FRACTION_STATIC.items() if size >= self.tp_size]
             self.mem_fraction_static = shares[0] if shares else min(MEM_FRACTION_STATIC.values())
@@ -116,6 +116,8 @@ class ServerArgs:
             )
         if self.stream_interval < 1:
             raise ValueError(f"--stream-interval must be at least 1, got {self.stream_interval}.")
+        if self.debug_retract_every < 0:
+            raise ValueError(f"--debug-retract-every must be at least 0, got {self.debug_retract_every}.")
         if not self.node_rank:  # the other nodes serve no HTTP
             self._check_bind()
 
@@ -295,7 +297,7 @@ class ServerArgs:
             "--debug-retract-every",
             type=int,
             default=0,
-            help="force a retraction every so many decode steps (default: never)",
+            help="force a retraction every so many decode steps (default: 0, never)",
         )
         add("--api-key", help="requests must carry 'Authorization: Bearer KEY'")
         add(

@@ -103,6 +103,8 @@ def test_the_correctness_test_prints_the_model_s_own_words(
         (["--output-file", "/nowhere/run.json"], "--output-file /nowhere/run.json"),
         (["--model-path", "/nowhere"], "--model-path /nowhere is not a folder"),
         (["--context-length", "0"], "--context-length must be at least 1"),
+        (["--mem-fraction-static", "0"], "--mem-fraction-static must be in (0, 1), got 0.0"),
+        (["--debug-retract-every", "-1"], "--debug-retract-every must be at least 0, got -1"),
     ],
 )
 def test_what_can_not_be_is_one_line(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

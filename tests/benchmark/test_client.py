@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.v0_2_cudagraph.benchmark.backends import BACKENDS, RequestOptions
-from stages.v0_2_cudagraph.benchmark.client import Answer, EventSplitter, send
+from stages.v0_2_cudagraph.benchmark.client import Answer, EventSplitter, StreamFailure, send
 from stages.v0_2_cudagraph.benchmark.datasets import BenchRequest
 from stages.v0_2_cudagraph.benchmark.metrics import RequestResult
 from stages.v0_2_cudagraph.hf_transformers_utils import get_tokenizer
@@ -139,7 +139,7 @@ def test_counts_in_every_event_are_followed() -> None:
 
 
 def test_an_aborted_answer_is_a_failure_for_openai_too() -> None:
-    with pytest.raises(Exception, match="aborted"):
+    with pytest.raises(StreamFailure, match="aborted"):
         read("openai", {"choices": [{"text": "a", "finish_reason": "abort"}]})
 
 

@@ -148,6 +148,37 @@ def test_a_refused_jump_changes_nothing(regex: str, output: str, params: dict[st
     assert req._stop_filter is None or vars(req._stop_filter) == held
 
 
+def test_a_refused_jump_is_tokenized_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused again behind every token of the forced text that is generated instead."""
+    req, retokenizer = request("abcdefghijkl", "a", max_new_tokens=6)
+    seen: list[str] = []
+    encode = Tokenizer.encode
+
+    def counting(self: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        seen.append(text)
+        return encode(self, text, add_special_tokens)
+
+    letters = [retokenizer.tokenizer.encode(letter)[0] for letter in "bcde"]
+    monkeypatch.setattr(Tokenizer, "encode", counting)
+    for letter in letters:
+        assert retokenizer.find_jump(req) is None
+        req.append_token(letter)
+    assert seen == ["abcdefghijkl"]
+
+
+def test_tokens_that_were_handed_out_are_not_shared() -> None:
+    """A request's output grows behind its jump; the next one to the same text must not find that there."""
+    req, retokenizer = request("abcdefghi", "a", max_new_tokens=50)
+    jump = retokenizer.find_jump(req)
+    assert jump is not None
+    req.jump_forward(jump)
+    req.append_token(2)
+    again, _ = request("abcdefghi", "a", max_new_tokens=50)
+    repeated = retokenizer.find_jump(again)
+    assert repeated is not None and retokenizer.tokenizer.decode(repeated.output_ids) == "abcdefghi"
+    assert repeated.num_new_tokens == jump.num_new_tokens
+
+
 def test_the_same_jump_with_room_is_taken() -> None:
     for params in ({"max_new_tokens": 9}, {"stop": ["xyz", "hij"]}):
         req, retokenizer = request("abcdefghi", "a", **{"max_new_tokens": 50, **params})

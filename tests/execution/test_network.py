@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from stages.v0_2_cudagraph.network import interface_towards, listen
+from stages.v0_2_cudagraph.server import _free_ports
 
 IPV4 = [
     (address.address, name)
@@ -32,3 +33,9 @@ def test_it_listens_there_and_nowhere_else(host: str) -> None:
     with listen((host, 0)) as listener:
         assert listener.getsockname()[0] in ("127.0.0.1", "::1")
         socket.create_connection((host, listener.getsockname()[1])).close()
+
+
+def test_no_two_replicas_get_one_port() -> None:
+    """So many that ports taken one after the other would repeat."""
+    ports = _free_ports(600)
+    assert len(set(ports)) == 600

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import openai
 
 from strata.adapters import ServerDriver
 
@@ -21,6 +22,11 @@ def generate(server: ServerDriver, **body: Any) -> Any:
     response = server.client.post("/generate", json=body)
     assert response.status_code == 200, f"{response.status_code} {response.text}"
     return response.json()
+
+
+def openai_client(server: ServerDriver) -> openai.OpenAI:
+    """The `openai` package's own client of a server without a key; it repeats no request."""
+    return openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
 def stream(server: ServerDriver, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:

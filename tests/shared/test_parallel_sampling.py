@@ -12,7 +12,7 @@ from strata.adapters import DIALECTS, ServerDriver
 
 from .driving import prompt
 from .fixtures import ServerFactory
-from .speaking import generate, internal_state, is_error, probe, stream, wait_idle
+from .speaking import generate, internal_state, is_error, openai_client, probe, stream, wait_idle
 
 pytestmark = pytest.mark.needs("sampling.n")
 
@@ -26,7 +26,7 @@ def server(servers: ServerFactory, stage: str) -> ServerDriver:
 
 @pytest.fixture
 def client(server: ServerDriver) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai_client(server) as client:
         yield client
 
 

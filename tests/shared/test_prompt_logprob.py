@@ -69,7 +69,7 @@ def test_against_transformers_cold_and_warm(
 
 
 def test_in_batches(engines: EngineFactory, stage: str) -> None:
-    """Those who ask and those who do not, cached and not, long and short, in one fill."""
+    """Those who ask and those who do not, cached and not, long and short, in one prefill."""
     engine = engines(stage)
     shared = prompt(40, seed=72)
     run(engine, {engine.add(shared, greedy(2)): Answer()})
@@ -106,7 +106,7 @@ def test_more_rows_than_are_scored_at_once(
 
 @pytest.mark.needs("retraction")
 def test_retraction_keeps_it(engines: EngineFactory, stage: str) -> None:
-    """A second fill of a retracted request computes its output too, which is no part of its prompt."""
+    """A second prefill of a retracted request computes its output too, which is no part of its prompt."""
     engine, ids = engines(stage, max_total_tokens=300), prompt(20, seed=75)
     rids = [engine.add(ids, greedy(20), fields=wish(stage, 2)) for _ in range(3)]
     answers: dict[str, Answer] = {}

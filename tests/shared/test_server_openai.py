@@ -11,7 +11,7 @@ import pytest
 from strata.adapters import DIALECTS, ServerDriver
 
 from .fixtures import ServerFactory
-from .speaking import generate, probe, stream
+from .speaking import generate, openai_client, probe, stream
 
 MODEL = "whatever"
 CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say hi, 中文 🤗."}]
@@ -24,7 +24,7 @@ def server(servers: ServerFactory, stage: str) -> ServerDriver:
 
 @pytest.fixture
 def client(server: ServerDriver) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai_client(server) as client:
         yield client
 
 

@@ -65,7 +65,7 @@ def test_ranks_do_what_one_does(stage: str, device: str) -> None:
     "model", [pytest.param(name, marks=pytest.mark.needs(TINY_MODELS[name].capability)) for name in MODELS]
 )
 def test_all_processes_answer_as_one_engine(stage: str, model: str, device: str) -> None:
-    """Main, router, detokenizer and two ranks, of which one may be the router: cold, warm, and together."""
+    """Main, router or controller, detokenizer and two ranks, of which the controller is one: cold, warm, together."""
     folder = model_folder(model)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     engine = engine_maker(stage, device="cpu")(model)

@@ -161,6 +161,11 @@ def test_stops_that_never_complete_lose_nothing(server: ServerDriver) -> None:
         chunks = stream(server, "/generate", body)
         assert joined(chunks) == text
         assert chunks[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 40}
+    # Who asks for no tokens hears of none, nor of a stop string in one.
+    params = {**TEXT_40, "stop": text[0], "max_new_tokens": 0}
+    nothing = generate(server, text="There once", sampling_params=params)
+    assert nothing["text"] == ""
+    assert nothing["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
 
 
 @pytest.mark.needs("sampling.stop_strings")

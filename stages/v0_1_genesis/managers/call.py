@@ -49,8 +49,6 @@ class Call:
             self._changed.append(state)
         if reason is not None:
             self._num_unfinished -= 1
-            if "status_code" in reason:  # the engine found that the request can't be served
-                self.fail(ApiError(reason["status_code"], reason["message"]))
         if self.stream or not self._num_unfinished:
             self._event.set()
 

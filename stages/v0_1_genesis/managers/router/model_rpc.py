@@ -303,7 +303,11 @@ class ModelRpcServer:
             (req,) = batch.reqs
             batch.release(req, req.num_computed)
             batch.filter_batch([])
-            self._abort(req, f"the token pool ({self.max_total_num_token} slots) can't hold one more token")
+            self._abort(
+                req,
+                f"the token pool ({self.max_total_num_token} slots) can't hold one more token: "
+                "raise --max-total-tokens",
+            )
 
     def _sample_and_finish(self, batch: Batch, logits: Tensor) -> None:
         with self.step_timer.phase("sample"):

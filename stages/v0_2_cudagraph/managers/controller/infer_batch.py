@@ -152,7 +152,7 @@ class Req:
             self.finish(FinishReason.EOS_TOKEN, token_id)
         elif self.max_new_tokens_left <= 0:
             self.finish(FinishReason.LENGTH, self.max_new_tokens)
-        if self._stop_filter is not None:
+        if self._stop_filter is not None and self.max_new_tokens > 0:
             self._check_stop_strings(self._stop_filter, token_id)
 
     def finish(self, reason: FinishReason, detail: str | int) -> None:

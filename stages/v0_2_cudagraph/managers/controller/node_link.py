@@ -38,8 +38,9 @@ KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 LOCAL_FIELDS = frozenset(
     {
-        *("model_path", "tokenizer_path", "host", "port", "api_key", "allow_remote_without_key", "log_level"),
-        *("disable_log_stats", "node_rank", "nccl_init_addr", "dist_timeout", "random_seed"),
+        *("model_path", "tokenizer_path", "chat_template", "host", "port", "api_key"),
+        *("allow_remote_without_key", "log_level", "disable_log_stats"),
+        *("node_rank", "nccl_init_addr", "dist_timeout", "random_seed"),
     }
 )
 """What may differ between nodes; all ranks must do the same steps, so nothing else may."""
@@ -186,8 +187,10 @@ def join_node_0(server_args: ServerArgs) -> tuple[NodeLink, int]:
     """
     assert server_args.node_rank is not None
     deadline = time.monotonic() + server_args.dist_timeout
+    # Made before the call: node 0 does not wait long for a caller's first word, and files may be slow.
+    hello = NodeHello(server_args.node_rank, dict(shared_settings(server_args)))
     link = NodeLink(_call_node_0(server_args, deadline), "node 0")
-    link.send(NodeHello(server_args.node_rank, dict(shared_settings(server_args))))
+    link.send(hello)
     try:
         answer = link.receive(max(0.01, deadline - time.monotonic()))
     except TimeoutError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...constrained.bounded_cache import BoundedCache
 from ...constrained.fsm import RegexState
 from ...support.text_stream import IncrementalDetokenizer
 
@@ -25,6 +26,11 @@ MIN_NEW_TOKENS = 2
 
 ANCHOR = "\n"
 """Put before a text to learn its tokens in the middle of another."""
+
+MAX_TEXTS = 1024
+MAX_TEXT_BYTES = 2**24
+TOKEN_BYTES = 8
+"""Bounds of the texts whose tokens are kept: how many, their bytes (four a character), and those of a token."""
 
 
 class Jump(NamedTuple):
@@ -47,6 +53,8 @@ class Retokenizer:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
+        # A request whose jump is refused comes to the same text with each token that it generates instead.
+        self._known: BoundedCache[str, tuple[int, ...]] = BoundedCache(MAX_TEXTS, MAX_TEXT_BYTES)
 
     def find_jump(self, req: Req) -> Jump | None:
         """Where ``req``'s regex leads without a choice; None where it does not, or a jump is not to be taken.
@@ -73,6 +81,14 @@ class Retokenizer:
 
     def tokenize(self, text: str) -> list[int] | None:
         """The tokens of ``text`` where it continues another, or None if no tokens decode to it exactly."""
+        ids = self._known.get(text)
+        if ids is None:
+            ids = tuple(self._encode(text))
+            self._known.put(text, ids, 4 * len(text) + TOKEN_BYTES * len(ids))
+        return list(ids) or None
+
+    def _encode(self, text: str) -> list[int]:
+        """The same, with no tokens instead of None."""
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         if not self._spells(ids, text):
             # SentencePiece puts a space before every text; behind an anchor that it merges with nothing it can't.
@@ -80,7 +96,7 @@ class Retokenizer:
             anchored = self.tokenizer.encode(ANCHOR + text, add_special_tokens=False)
             ids = anchored[len(anchor) :]
             if anchored[: len(anchor)] != anchor or not self._spells(ids, text):
-                return None
+                return []
         return ids
 
     def _spells(self, ids: list[int], text: str) -> bool:

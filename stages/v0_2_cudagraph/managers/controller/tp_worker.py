@@ -264,7 +264,7 @@ class ModelTpServer:
         if output.prefill_token_logprobs is not None:
             add_prefill_logprobs(batch.reqs, output)
         for req, prefix_len in zip(batch.reqs, batch.prefix_lens_cpu, strict=True):
-            if not req.output_ids:  # not a retracted request's second prefill
+            if not req.output_ids:  # not a second prefill, after a retraction or a jump
                 req.cached_tokens = prefix_len
         self.stats.forward_steps += 1
         self.stats.cached_tokens += sum(batch.prefix_lens_cpu)
@@ -337,7 +337,11 @@ class ModelTpServer:
             (req,) = batch.reqs
             batch.release(req)
             batch.filter_batch([])
-            self._abort(req, f"the token pool ({self.max_total_num_token} slots) can't hold one more token")
+            self._abort(
+                req,
+                f"the token pool ({self.max_total_num_token} slots) can't hold one more token: "
+                "raise --max-total-tokens",
+            )
 
     def _sample_and_finish(self, batch: Batch, logits: Tensor) -> None:
         with self.step_timer.phase("sample"):
