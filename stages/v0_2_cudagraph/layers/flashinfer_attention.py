@@ -1,6 +1,6 @@
 """FlashInfer's paged attention over the token pool: a page is one slot.
 
-One `FlashInferAttention` per rank, made by ModelRunner unless ``--disable-flashinfer`` is given, and one more for
+One `FlashInferAttention` per rank, made by ModelRunner where it chooses FlashInfer, and one more for
 every captured batch size; its plan is replaced every step. FlashInfer wants fp16 or bf16 and a CUDA device.
 
 How January 2024's calls map to today's (0.6):
