@@ -101,8 +101,10 @@ def test_the_correctness_test_prints_the_model_s_own_words(
         ),
         (["--batch-size", "3", "--max-running-requests", "2"], "exceeds --max-running-requests 2"),
         (["--output-file", "/nowhere/run.json"], "--output-file /nowhere/run.json"),
+        (["--output-file", "/"], "--output-file / is a folder: name a file in it"),
+        (["--max-total-tokens", "1000000000000"], "--max-total-tokens 1000000000000 needs"),
         (["--model-path", "/nowhere"], "--model-path /nowhere is not a folder"),
-        (["--context-length", "0"], "--context-length must be at least 1"),
+        (["--context-length", "0"], "--context-length must be at least 2"),
     ],
 )
 def test_what_can_not_be_is_one_line(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
