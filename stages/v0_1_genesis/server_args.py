@@ -78,6 +78,8 @@ class ServerArgs:
             raise ValueError(f"--tp-size must be at least 1, got {self.tp_size}.")
         if not 0.0 < self.mem_fraction_static < 1.0:
             raise ValueError(f"--mem-fraction-static must be in (0, 1), got {self.mem_fraction_static}.")
+        if not -(2**63) <= self.random_seed < 2**63:
+            raise ValueError(f"--random-seed must be a 64-bit integer, got {self.random_seed}.")
         # A prompt's token needs a token after it, and admission keeps one slot of the pool free.
         least = {"context_length": 2, "max_total_tokens": MIN_TOTAL_TOKENS}
         for name in ("context_length", "max_total_tokens", "max_running_requests"):

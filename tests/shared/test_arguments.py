@@ -22,6 +22,7 @@ def arguments(stage: str, **fields: Any) -> Any:
     [
         ({"max_total_tokens": 2}, "--max-total-tokens must be at least 3, got 2"),
         ({"context_length": 1}, "--context-length must be at least 2, got 1"),
+        ({"random_seed": 2**63}, f"--random-seed must be a 64-bit integer, got {2**63}"),
         ({"host": "a..b", "allow_remote_without_key": True}, "--host must be an address .* got 'a..b'"),
         ({"host": "a" * 64 + ".example", "allow_remote_without_key": True}, "--host must be an address"),
         ({"host": "", "allow_remote_without_key": True}, "--host must be an address"),

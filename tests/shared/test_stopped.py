@@ -1,4 +1,4 @@
-"""INV-LIVE with a process that is stopped, as by a debugger: it can do nothing for its own end, and ends all the same."""
+"""INV-LIVE with a process that is stopped, as by a debugger: it can do nothing for its end, and ends all the same."""
 
 from __future__ import annotations
 
