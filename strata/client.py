@@ -30,7 +30,7 @@ class ChatClient:
     _http: httpx.Client = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        headers = {b"Authorization": f"Bearer {self.api_key}".encode()} if self.api_key else {}
         try:
             # No proxies: the server is this machine or one that the user named. The first token of a long
             # conversation may take minutes on a CPU.

@@ -187,9 +187,9 @@ class Runtime:
     ) -> None:
         self.shutdown()
 
-    def _headers(self) -> dict[str, str]:
-        key = self.server_args.api_key
-        return {"authorization": f"Bearer {key}"} if key else {}
+    def _headers(self) -> dict[bytes, bytes]:
+        key = self.server_args.api_key  # in UTF-8, as the server compares it; httpx takes text for ASCII
+        return {b"authorization": f"Bearer {key}".encode()} if key else {}
 
     def _start(self) -> subprocess.Popen[bytes]:
         # The server imports this package from where it was imported here.

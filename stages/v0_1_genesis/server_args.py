@@ -9,6 +9,21 @@ from typing import Any, Literal, Self
 
 MODEL_MODES = ("flashinfer", "torch", "no-cache")
 SCHEDULE_HEURISTICS = ("lpm", "weight", "random", "fcfs")
+MIN_TOTAL_TOKENS = 3
+"""Slots of the smallest pool that can serve a request."""
+
+
+def is_host_name(host: str) -> bool:
+    """Whether ``host`` could be one: asking for the address of a text with an empty label, say, is an error."""
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False
+
+
+def is_sendable_key(key: str) -> bool:
+    """Whether a client can send it: what a header can't hold, or loses on the way, locks everybody out."""
+    return bool(key) and key.isprintable() and key == key.strip()
 
 
 @dataclass
@@ -53,16 +68,26 @@ class ServerArgs:
 
     def check(self) -> None:
         """Raise ``ValueError`` naming the flag for the first argument out of range."""
+        if not is_host_name(self.host):
+            raise ValueError(f"--host must be an address or the name of a host, got {self.host!r}.")
+        if self.api_key is not None and not is_sendable_key(self.api_key):
+            raise ValueError("--api-key must have a character, no line break, and no space at either end.")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"--port must be in [0, 65535], got {self.port}.")
         if self.tp_size < 1:
             raise ValueError(f"--tp-size must be at least 1, got {self.tp_size}.")
         if not 0.0 < self.mem_fraction_static < 1.0:
             raise ValueError(f"--mem-fraction-static must be in (0, 1), got {self.mem_fraction_static}.")
+        if not -(2**63) <= self.random_seed < 2**63:
+            raise ValueError(f"--random-seed must be a 64-bit integer, got {self.random_seed}.")
+        # A prompt's token needs a token after it, and admission keeps one slot of the pool free.
+        least = {"context_length": 2, "max_total_tokens": MIN_TOTAL_TOKENS}
         for name in ("context_length", "max_total_tokens", "max_running_requests"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
+            if value is not None and value < least.get(name, 1):
+                raise ValueError(
+                    f"--{name.replace('_', '-')} must be at least {least.get(name, 1)}, got {value}."
+                )
         if {"torch", "flashinfer"} <= set(self.model_mode):
             raise ValueError("--model-mode takes torch or flashinfer, not both.")
         self._check_bind()

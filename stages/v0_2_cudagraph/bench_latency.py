@@ -15,13 +15,12 @@ import argparse
 import random
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from .benchmark.datasets import ordinary_ids
-from .benchmark.report import provenance, write_json
+from .benchmark.report import check_output_file, provenance, write_json
 from .benchmark.static_batch import BatchLatency, greedy_texts, measure
 from .hf_transformers_utils import check_model_folder, get_tokenizer
 from .managers.controller.tp_worker import ModelTpServer
@@ -62,8 +61,8 @@ def check_args(args: argparse.Namespace, server_args: ServerArgs) -> None:
     for name, value in least.items():
         if value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}.")
-    if args.output_file is not None and not Path(args.output_file).resolve().parent.is_dir():
-        raise ValueError(f"--output-file {args.output_file}: there is no such folder.")
+    if args.output_file is not None:
+        check_output_file(args.output_file)
     for name in ("tp_size", "dp_size", "nnodes"):
         if getattr(server_args, name) != 1:
             raise ValueError(

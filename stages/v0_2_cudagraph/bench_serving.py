@@ -76,7 +76,7 @@ def make_requests(
 async def run(args: argparse.Namespace, console: Console) -> int:
     """One run against one server; returns the exit code. Raises ``ValueError`` or `BenchError`."""
     backend = BACKENDS[args.backend]
-    headers = {"authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+    headers = {b"authorization": f"Bearer {args.api_key}".encode()} if args.api_key else {}
     async with httpx.AsyncClient(
         base_url=args.base_url.rstrip("/").removesuffix("/v1"),
         headers=headers,

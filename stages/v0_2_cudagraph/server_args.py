@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import math
 import random
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
 SCHEDULE_HEURISTICS = ("lpm", "random", "fcfs", "lof", "dfs-weight")
 LOAD_BALANCE_METHODS = ("round_robin", "shortest_queue")
+MIN_TOTAL_TOKENS = 3
+"""Slots of the smallest pool that can serve a request."""
 MEM_FRACTION_STATIC = {1: 0.89, 2: 0.88, 4: 0.86, 8: 0.84, 16: 0.80}
 """Default share of the GPU's memory by tp_size: the more ranks, the more buffers for their collectives."""
+
+
+def is_host_name(host: str) -> bool:
+    """Whether ``host`` could be one: asking for the address of a text with an empty label, say, is an error."""
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False
+
+
+def is_sendable_key(key: str) -> bool:
+    """Whether a client can send it: what a header can't hold, or loses on the way, locks everybody out."""
+    return bool(key) and key.isprintable() and key == key.strip()
 
 
 @dataclass
@@ -73,7 +89,7 @@ class ServerArgs:
         if self.nccl_init_addr is None:
             return None
         host, _, port = self.nccl_init_addr.rpartition(":")
-        if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        if not is_host_name(host) or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             raise ValueError(
                 f"--nccl-init-addr must be HOST:PORT, as in 10.0.0.1:5000, got {self.nccl_init_addr}."
             )
@@ -97,6 +113,10 @@ class ServerArgs:
 
     def check(self) -> None:
         """Raise ``ValueError`` naming the flag for the first argument out of range."""
+        if not is_host_name(self.host):
+            raise ValueError(f"--host must be an address or the name of a host, got {self.host!r}.")
+        if self.api_key is not None and not is_sendable_key(self.api_key):
+            raise ValueError("--api-key must have a character, no line break, and no space at either end.")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"--port must be in [0, 65535], got {self.port}.")
         if self.tp_size < 1:
@@ -106,13 +126,19 @@ class ServerArgs:
         self._check_nodes()
         if not 0.0 < self.mem_fraction_static < 1.0:
             raise ValueError(f"--mem-fraction-static must be in (0, 1), got {self.mem_fraction_static}.")
+        if not -(2**63) <= self.random_seed < 2**63:
+            raise ValueError(f"--random-seed must be a 64-bit integer, got {self.random_seed}.")
+        # A prompt's token needs a token after it, and admission keeps one slot of the pool free.
+        least = {"context_length": 2, "max_total_tokens": MIN_TOTAL_TOKENS}
         for name in ("context_length", "max_total_tokens", "max_prefill_tokens", "max_running_requests"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
-        if not self.schedule_conservativeness > 0.0:
+            if value is not None and value < least.get(name, 1):
+                raise ValueError(
+                    f"--{name.replace('_', '-')} must be at least {least.get(name, 1)}, got {value}."
+                )
+        if not (math.isfinite(self.schedule_conservativeness) and self.schedule_conservativeness > 0.0):
             raise ValueError(
-                f"--schedule-conservativeness must be above 0, got {self.schedule_conservativeness}."
+                f"--schedule-conservativeness must be a finite number above 0, got {self.schedule_conservativeness}."
             )
         if self.stream_interval < 1:
             raise ValueError(f"--stream-interval must be at least 1, got {self.stream_interval}.")

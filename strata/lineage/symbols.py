@@ -8,9 +8,11 @@ no difference, and a changed default or a renamed call is.
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -25,6 +27,7 @@ class Symbol:
     fingerprint: str
 
 
+@cache
 def symbols(source: str) -> dict[str, Symbol]:
     """Every symbol of a file by name, in order. Of a class, the entry is all but its methods."""
     return {symbol.name: symbol for symbol in _symbols(ast.parse(source).body, prefix="")}
@@ -59,9 +62,10 @@ def _assigned_names(node: ast.stmt) -> list[str]:
 
 def fingerprint(node: ast.stmt) -> str:
     """Hash of a node's syntax tree, docstrings and imports aside; of a class, its methods aside too."""
-    tree = ast.parse(ast.unparse(node)).body[0]
-    if isinstance(tree, ast.ClassDef):
-        tree.body = [part for part in tree.body if not isinstance(part, Definition)]
+    if isinstance(node, ast.ClassDef):
+        node = copy.copy(node)
+        node.body = [part for part in node.body if not isinstance(part, Definition)]
+    tree = copy.deepcopy(node)
     for part in ast.walk(tree):
         if isinstance(part, Definition):
             part.body = [line for line in part.body if not _is_silent(line)]

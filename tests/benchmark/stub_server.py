@@ -40,7 +40,8 @@ class StubServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                if api_key is not None and self.headers["Authorization"] != f"Bearer {api_key}":
+                sent = self.headers.get("Authorization", "").encode("latin-1")  # as it came
+                if api_key is not None and sent != f"Bearer {api_key}".encode():
                     self._whole(401, b'{"error": {"message": "wrong key"}}')
                 elif self.path == "/v1/models":
                     self._whole(200, b'{"data": [{"id": "stub"}]}')

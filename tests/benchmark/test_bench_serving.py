@@ -198,6 +198,9 @@ def test_ctrl_c_reports_what_is_complete(tmp_path: Path) -> None:
         (["--tokenizer", "/nowhere"], "/nowhere/tokenizer.json"),
         (["--extra-request-body", "[1]"], "--extra-request-body must be a JSON object"),
         (["--base-url", "localhost:30000"], "--base-url must begin with http"),
+        (["--base-url", "http://[::1"], "--base-url http://[::1 is no URL"),
+        (["--base-url", "http://127.0.0.1:port"], "--base-url http://127.0.0.1:port is no URL"),
+        (["--output-file", "/"], "--output-file / is a folder: name a file in it"),
         (["--output-file", "/nowhere/run.json"], "--output-file /nowhere/run.json: there is no such folder"),
     ],
 )
@@ -232,6 +235,11 @@ def test_a_server_that_can_not_be_loaded_is_one_line(
         assert bench(server.url) == 1
     error = capsys.readouterr().err
     assert says in error and len(error.splitlines()) == 1
+
+
+def test_a_key_is_sent_in_utf_8() -> None:
+    with StubServer(["whole"], api_key="clé") as server:
+        assert bench(server.url, "--api-key", "clé") == 0
 
 
 def test_no_server_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,8 @@ class FakeChatServer:
                     self._stream(question)
 
             def _may_pass(self) -> bool:
-                allowed = api_key is None or self.headers["Authorization"] == f"Bearer {api_key}"
+                sent = self.headers.get("Authorization", "").encode("latin-1")  # as it came
+                allowed = api_key is None or sent == f"Bearer {api_key}".encode()
                 if not allowed:
                     self._json(401, {"error": {"message": "wrong key"}})
                 return allowed

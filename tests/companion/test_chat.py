@@ -71,10 +71,10 @@ def test_a_refused_question_is_said_and_the_chat_goes_on(server: FakeChatServer)
 
 
 def test_a_key_is_asked_for_and_sent() -> None:
-    with FakeChatServer(api_key="secret") as server:
+    with FakeChatServer(api_key="sécret") as server:
         refused = strata("chat", "--url", server.url, stdin="hi\n")
         assert refused.is_one_line_error() and "--api-key" in refused.err
-        assert strata("chat", "--url", server.url, stdin="hi\n", STRATA_API_KEY="secret").code == 0
+        assert strata("chat", "--url", server.url, stdin="hi\n", STRATA_API_KEY="sécret").code == 0
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "not a url", "http://[::1", "ftp://127.0.0.1"])

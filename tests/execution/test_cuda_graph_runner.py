@@ -80,6 +80,34 @@ def test_a_capture_leaves_the_pools_untouched(engine: CudaGraphEngine) -> None:
     assert not any(buffer.any() for buffer in runner.token_to_kv_pool.v_buffer)
 
 
+def test_every_rank_makes_up_the_same_and_never_the_same_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks that made up tokens of their own failed to start whenever no rank had the embedding of its own."""
+    seen: list[list[torch.Tensor]] = []
+    make_up = CudaGraphRunner._make_up
+
+    def observed(self: CudaGraphRunner, size: int) -> None:
+        make_up(self, size)
+        table = self.model_runner.req_to_token_pool.req_to_token[:size, :8]
+        seen.append([self.inputs._buffer[:, :size].clone(), table.clone()])
+
+    monkeypatch.setattr(CudaGraphRunner, "_make_up", observed)
+    for seed in range(2):  # torch's own generator is another one in every process
+        torch.manual_seed(seed)
+        CudaGraphEngine(
+            tiny_llama("llama"),
+            max_total_tokens=100,
+            max_running_requests=4,
+            enable_cpu_graph=True,
+            random_seed=7,
+        )
+    one, other = seen[: len(seen) // 2], seen[len(seen) // 2 :]
+    assert len(one) == 2 * 3
+    for ours, theirs in zip(one, other, strict=True):
+        assert all(map(torch.equal, ours, theirs))
+    for before, after in zip(one[::2], one[1::2], strict=True):
+        assert (before[0][0] != after[0][0]).all()
+
+
 def test_start_up_reports_every_size(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="stages.v0_2_cudagraph"):
         new_engine(max_running_requests=2)

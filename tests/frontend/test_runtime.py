@@ -15,7 +15,7 @@ from tests.models.tiny import tiny_llama
 
 pytestmark = pytest.mark.slow  # each test starts servers of its own
 
-KEY = "sk-runtime"
+KEY = "sk-rüntime"
 GREEDY = {"temperature": 0, "max_new_tokens": 8}
 
 

@@ -217,6 +217,8 @@ NODES: dict[str, Any] = {"nnodes": 2, "node_rank": 0, "tp_size": 2, "nccl_init_a
         ({"nccl_init_addr": "host"}, "must be HOST:PORT, as in 10.0.0.1:5000, got host"),
         ({"nccl_init_addr": "host:0"}, "must be HOST:PORT"),
         ({"nccl_init_addr": ":5000"}, "must be HOST:PORT"),
+        ({"nccl_init_addr": "a..b:5000"}, "must be HOST:PORT, as in 10.0.0.1:5000, got a..b:5000"),
+        ({"nccl_init_addr": "a" * 64 + ":5000"}, "must be HOST:PORT"),
         ({"dist_timeout": 0}, "--dist-timeout must be at least 1"),
     ],
 )

@@ -7,6 +7,7 @@ whichever process is killed, nothing is left a few seconds later, and nothing of
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import logging
 import multiprocessing
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 PROGRESS_INTERVAL_S = 5.0
 TERMINATE_TIMEOUT_S = 1.5
 MAX_HANDSHAKE_BYTES = 1 << 16
+PR_SET_PDEATHSIG = 1
+"""Linux's request to be sent a signal when the parent ends."""
 
 
 class StartError(RuntimeError):
@@ -68,8 +71,11 @@ class ProcessGroup:
         The module is named, not imported, since main must stay free of what its children load.
         """
         ours, theirs = self._context.Pipe(duplex=False)
+        is_grandchild = multiprocessing.parent_process() is not None
         process = self._context.Process(
-            target=_run_child, args=(name, target, args, theirs, endpoint, log_level), name=name
+            target=_run_child,
+            args=(name, target, args, theirs, endpoint, log_level, is_grandchild),
+            name=name,
         )
         with _interrupts_blocked():
             process.start()
@@ -139,10 +145,18 @@ def _handshake(child: Child) -> dict[str, Any]:
 
 
 def _run_child(
-    name: str, target: str, args: tuple[Any, ...], ready: Connection, endpoint: str, log_level: str
+    name: str,
+    target: str,
+    args: tuple[Any, ...],
+    ready: Connection,
+    endpoint: str,
+    log_level: str,
+    is_grandchild: bool,
 ) -> None:
-    """Body of every child process."""
+    """Body of every child process; a grandchild is one of a child of main's."""
     configure_logging(name, log_level)
+    if is_grandchild:
+        _be_killed_with_parent()
     die_with_parent(on_death=lambda: _clear_up(endpoint))
     module, function = target.split(":")
     try:
@@ -168,6 +182,16 @@ def _clear_up(endpoint: str) -> None:
     for _ in range(2):
         remove_socket_dir(endpoint)
         time.sleep(0.1)
+
+
+def _be_killed_with_parent() -> None:
+    """Have the kernel end this process with its parent, even one that is stopped and could not do so itself.
+
+    For grandchildren of main, which `ProcessGroup.stop` does not reach; main's own children clear up first. Where
+    there is no such call, `die_with_parent` does it, except for stopped processes.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def die_with_parent(on_death: Callable[[], None] | None = None) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from pathlib import Path
+
+import httpx
 
 from .backends import BACKENDS
+from .report import check_output_file
 
 DATASETS = ("random", "shared-prefix", "sharegpt")
 
@@ -154,11 +156,15 @@ def check_args(args: argparse.Namespace) -> None:
     for name in ("request_rate", "timeout"):
         if not getattr(args, name) > 0.0:
             raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {getattr(args, name)}.")
-    if args.output_file is not None and not Path(args.output_file).resolve().parent.is_dir():
-        raise ValueError(f"--output-file {args.output_file}: there is no such folder.")
+    if args.output_file is not None:
+        check_output_file(args.output_file)
     if (args.dataset_name == "sharegpt") != (args.dataset_path is not None):
         raise ValueError("--dataset-name sharegpt needs --dataset-path FILE, and no other dataset takes one.")
     if not isinstance(args.extra_request_body, dict):
         raise ValueError("--extra-request-body must be a JSON object.")
     if not args.base_url.startswith(("http://", "https://")):
         raise ValueError(f"--base-url must begin with http:// or https://, got {args.base_url!r}.")
+    try:
+        httpx.URL(args.base_url)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"--base-url {args.base_url} is no URL: {error}.") from None

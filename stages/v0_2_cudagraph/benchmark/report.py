@@ -82,6 +82,14 @@ def _versions(packages: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def check_output_file(path: str) -> None:
+    """Raise ``ValueError``, before a run whose numbers would be lost, if there can be no such file."""
+    if not Path(path).resolve().parent.is_dir():
+        raise ValueError(f"--output-file {path}: there is no such folder.")
+    if Path(path).is_dir():
+        raise ValueError(f"--output-file {path} is a folder: name a file in it.")
+
+
 def write_json(path: str, report: Mapping[str, Any]) -> None:
     """Raises ``OSError`` if the file can't be written."""
     Path(path).write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -57,6 +57,7 @@ class CudaGraphRunner:
         self.inputs = StaticInputs(self.max_size, index_dtype, model_runner.device)
         if model_runner.flashinfer is not None:
             model_runner.flashinfer.init_graph_buffers(self.max_size, model_runner.model_config.context_len)
+        self._random = torch.Generator().manual_seed(model_runner.server_args.random_seed)
         self.metadata: dict[int, InputMetadata] = {}
         self.graphs: dict[int, Graph] = {}
         self.outputs: dict[int, LogitsProcessorOutput] = {}
@@ -141,15 +142,20 @@ class CudaGraphRunner:
     def _make_up(self, size: int) -> None:
         """Another valid batch of ``size`` requests, which all have lengths, slots and rows of their own.
 
-        They may share slots that they only read; each writes to one of its own.
+        They may share slots that they only read; each writes to one of its own. Every rank makes up the same, as
+        they would share it: of tokens that differ between ranks, no rank might have the embeddings. Every token is
+        another one than before, so that the outputs are other ones too.
         """
         inputs, runner = self.inputs, self.model_runner
         table, pool_size = runner.req_to_token_pool.req_to_token, runner.token_to_kv_pool.size
         longest = min(MAX_CHECKED_LEN, runner.model_config.context_len)
         slots = torch.arange(1, size + 1, dtype=table.dtype, device=table.device)
-        table[:size, :longest].random_(1, pool_size + 1)
-        seq_lens = torch.randint(1, longest + 1, (size,)).tolist()
-        inputs.input_ids[:size].random_(runner.model_config.vocab_size)
+        vocab_size, random = runner.model_config.vocab_size, self._random
+        read = torch.randint(1, pool_size + 1, (size, longest), generator=random)
+        table[:size, :longest] = read.to(table.device)
+        seq_lens = torch.randint(1, longest + 1, (size,), generator=random).tolist()
+        steps = torch.randint(1, vocab_size, (size,), generator=random).to(table.device)
+        inputs.input_ids[:size] = (inputs.input_ids[:size] + steps) % vocab_size
         inputs.seq_lens[:size] = torch.tensor(seq_lens)
         inputs.positions[:size] = inputs.seq_lens[:size] - 1
         inputs.req_pool_indices[:size] = slots - 1

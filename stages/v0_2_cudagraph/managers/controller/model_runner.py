@@ -16,10 +16,10 @@ from ... import models
 from ...layers.logits_processor import LogitsProcessorOutput
 from ...layers.parallel_state import initialize_model_parallel, tensor_model_parallel_min
 from ...layers.weight_utils import initialize_dummy_weights, safetensors_weights_iterator
-from ...memory_pool import ReqToTokenPool, TokenToKVPool
+from ...memory_pool import ReqToTokenPool, TokenToKVPool, index_dtype
 from ...model_config import ModelConfig
 from ...network import LOOPBACK
-from ...server_args import ServerArgs
+from ...server_args import MIN_TOTAL_TOKENS, ServerArgs
 from ...support.host_memory import available_host_memory
 from .cuda_graph_runner import CudaGraphRunner
 from .infer_batch import Batch, ForwardMode
@@ -97,6 +97,7 @@ class ModelRunner:
         elif server_args.ranks_per_node > 1:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // server_args.ranks_per_node))
         address = server_args.node_address or (LOOPBACK, nccl_port)
+        self._check_sizes()
         initialize_model_parallel(self.tp_size, tp_rank, address, self.device)
         self.load_model()
         self.init_memory_pool()
@@ -175,14 +176,33 @@ class ModelRunner:
             self.device,
         )
 
+    def _cell_bytes(self) -> int:
+        """Bytes of one token's K and V in all layers."""
+        config = self.model_config
+        num_values = 2 * config.num_hidden_layers * config.get_num_kv_heads(self.tp_size) * config.head_dim
+        return num_values * self.dtype.itemsize
+
+    def _check_sizes(self) -> None:
+        """Raise ``ValueError`` if a flag asks for more than the memory that is free; an allocator names no flag."""
+        if self.device.type == "cpu":
+            free = available_host_memory()
+        else:
+            free, _ = torch.cuda.mem_get_info(self.device)
+        row_bytes = MIN_REQUEST_ROWS * index_dtype(self.device).itemsize
+        for name, unit in (("context_length", row_bytes), ("max_total_tokens", self._cell_bytes())):
+            value = getattr(self.server_args, name)
+            if value is not None and value * unit > free:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} {value} needs {value * unit / 2**30:.1f} GiB and "
+                    f"{free / 2**30:.1f} GiB are free: lower it."
+                )
+
     def profile_max_num_token(self) -> int:
         """How many tokens the memory that is left can hold.
 
         On a GPU: what is free now, less the share that ``--mem-fraction-static`` keeps for activations.
         """
-        config = self.model_config
-        num_values = 2 * config.num_hidden_layers * config.get_num_kv_heads(self.tp_size) * config.head_dim
-        cell_bytes = num_values * self.dtype.itemsize
+        cell_bytes = self._cell_bytes()
         if self.device.type == "cpu":
             share = int(available_host_memory() * CPU_POOL_MEMORY_SHARE) // self.server_args.ranks_per_node
             num_tokens = min(CPU_POOL_MAX_TOKENS, share // cell_bytes)
@@ -190,7 +210,7 @@ class ModelRunner:
             torch.cuda.empty_cache()
             free, total = torch.cuda.mem_get_info(self.device)
             num_tokens = int(free - total * (1 - self.server_args.mem_fraction_static)) // cell_bytes
-        if num_tokens < 2:
+        if num_tokens < MIN_TOTAL_TOKENS:
             raise ValueError(
                 "no memory is left for the token pool: free some, raise --mem-fraction-static, "
                 "or set --max-total-tokens."
