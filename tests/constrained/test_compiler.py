@@ -177,6 +177,7 @@ def test_who_never_gets_a_worker_is_told_so(monkeypatch: pytest.MonkeyPatch) -> 
     run(test)
 
 
+@pytest.mark.slow
 def test_many_good_patterns_at_once() -> None:
     async def test(compiler: RegexCompiler) -> None:
         indices = await asyncio.gather(*(compiler.compile(f"[a-z]{{{i}}}") for i in range(1, 40)))

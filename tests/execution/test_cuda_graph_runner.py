@@ -240,6 +240,7 @@ MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], str] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_mutants_of_the_runner_are_caught(mutant: Callable[[pytest.MonkeyPatch], None]) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -29,6 +29,7 @@ def test_the_ratio_starts_at_its_idle_value_and_falls_with_every_step(
     assert engine.state().ratio == IDLE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("conservativeness", "floor"), [(1.0, FLOOR), (2.5, 0.5), (100.0, 1.0)])
 def test_it_never_falls_below_its_floor(
     engines: EngineFactory, stage: str, conservativeness: float, floor: float

@@ -133,6 +133,7 @@ def test_a_template_takes_few_steps(engines: EngineFactory, stage: str) -> None:
     assert ask(plain, constrained(JSON)).num_jumped("alone") == 0
 
 
+@pytest.mark.slow
 def test_what_follows_a_jump_is_the_models_choice(engines: EngineFactory, stage: str) -> None:
     """INV-SAME: K and V behind a jump are those of the new tokens, also where old ones were replaced."""
     engine, oracle = small(engines, stage), reference(model_folder("llama"))
@@ -252,6 +253,7 @@ def expected(engines: EngineFactory, stage: str) -> dict[str, tuple[str, Any]]:
     return {rid: (answers.text(rid), event.finish) for rid, event in answers.last.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.needs("retraction")
 @pytest.mark.parametrize(
     "server_args",
@@ -279,6 +281,7 @@ def test_the_schedule_changes_no_text(
         assert engine.counters["retractions"] > before
 
 
+@pytest.mark.slow
 @pytest.mark.needs("retraction")
 def test_random_schedules(engines: EngineFactory, stage: str, expected: dict[str, tuple[str, Any]]) -> None:
     """Requests arrive and are aborted at any time, memory runs out, the tree is flushed."""
