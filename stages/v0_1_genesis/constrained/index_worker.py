@@ -42,14 +42,17 @@ def build_table(pattern: str, letters: int) -> bytes:
     The regex ends with a letter of its own. A DFA of the `regex` crate stops at the first alternative that
     matches (``a|ab`` would never accept "ab"); with the end spelled out, no match is earlier than another.
     The letter after that is in the vocabulary, since `Index` refuses states without edges, but leads nowhere.
+    The next one begins the text, and no other text contains it: a DFA of that crate is also made to find matches
+    that begin later, and wherever ``"(\\\\"|a){0,20}"`` may do so the number of its states would double.
     """
-    end, never = letters, letters + 1
-    vocabulary = Vocabulary(never + 1, {chr(letter): [letter] for letter in range(never + 1)})
-    index = Index(rf"(?:{pattern})\x{{{end:x}}}", vocabulary)
+    end, never, begin = letters, letters + 1, letters + 2
+    vocabulary = Vocabulary(begin + 1, {chr(letter): [letter] for letter in range(begin + 1)})
+    index = Index(rf"\x{{{begin:x}}}(?:{pattern})\x{{{end:x}}}", vocabulary)
     transitions: Transitions = index.get_transitions()
+    start = transitions.pop(index.get_initial_state())[begin]
     for edges in transitions.values():
         edges.pop(never, None)
-    number = _number_live_states(transitions, index.get_initial_state(), end)
+    number = _number_live_states(transitions, start, end)
     if len(number) >= MAX_STATES or len(number) * letters > MAX_CELLS:
         raise ValueError(
             f"regex needs an automaton of {len(number)} states by {letters} letters, which is too large."
