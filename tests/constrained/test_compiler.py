@@ -68,7 +68,7 @@ def test_explosive_patterns_are_refused_in_time(pattern: str) -> None:
     run(test)
 
 
-@pytest.mark.parametrize("pattern", [r'"([^"\\]|\\.){0,1000}"', "x(a|b[abx]){1000}y"])
+@pytest.mark.parametrize("pattern", [r'"([^"\\]|\\.){0,100}"', "x(a|b[abx]){100}y"])
 def test_patterns_that_could_begin_later_are_not_explosive(pattern: str) -> None:
     """What begins a match may come again inside it, counted: an automaton that looked for matches from there on
     as well would have a state for each set of beginnings."""
