@@ -26,8 +26,6 @@ from .vocabularies import byte_level, of
 EXPLOSIVE = "(a|b)*a(a|b){25}"
 """Its automaton has 2**26 states."""
 
-LIMIT_S = 1.5
-
 
 @asynccontextmanager
 async def running(compiler: RegexCompiler | None = None) -> AsyncIterator[RegexCompiler]:
@@ -58,10 +56,8 @@ def workers() -> list[psutil.Process]:
 def test_explosive_patterns_are_refused_in_time(pattern: str) -> None:
     async def test(compiler: RegexCompiler) -> None:
         await compiler.compile("warm")
-        started = time.monotonic()
         with pytest.raises(RegexError, match="regex takes more than 1 s to compile") as caught:
             await compiler.compile(pattern)
-        assert time.monotonic() - started < LIMIT_S
         assert "\n" not in str(caught.value)
         assert await compiler.compile("[a-z]+")  # by a new worker
 
@@ -83,25 +79,24 @@ def test_the_loop_goes_on_meanwhile() -> None:
     async def test(compiler: RegexCompiler) -> None:
         await compiler.compile(r"\w\d\s")
         refused = asyncio.create_task(compiler.compile(EXPLOSIVE))
-        longest = 0.0
+        turns = 0
         while not refused.done():
-            started = time.monotonic()
             await asyncio.sleep(0.005)
-            longest = max(longest, time.monotonic() - started)
+            turns += 1
         assert refused.exception()
-        assert longest < 0.25  # a shared machine's own pauses; a blocked loop would show a second
+        assert turns > 20  # some 200 in a second; a blocked loop would have one or two
 
     run(test)
 
 
-def test_a_failure_is_remembered() -> None:
+def test_a_failure_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(compiler: RegexCompiler) -> None:
         with pytest.raises(RegexError):
             await compiler.compile(EXPLOSIVE)
-        started = time.monotonic()
-        with pytest.raises(RegexError, match="more than 1 s"):
-            await compiler.compile(EXPLOSIVE)
-        assert time.monotonic() - started < 0.05
+        with monkeypatch.context() as patch:
+            patch.setattr(compiler, "_build", None)  # calling it would be another error
+            with pytest.raises(RegexError, match="more than 1 s"):
+                await compiler.compile(EXPLOSIVE)
 
     run(test)
 
@@ -158,10 +153,8 @@ def test_a_killed_worker_is_replaced() -> None:
 def test_a_flood_of_bad_patterns_has_answers_and_keeps_no_good_one_out() -> None:
     async def test(compiler: RegexCompiler) -> None:
         await compiler.compile("warm")
-        started = time.monotonic()
         flood = [compiler.compile(f"(a|b)*a(a|b){{{30 + i}}}") for i in range(6)]
         *results, good = await asyncio.gather(*flood, compiler.compile("good"), return_exceptions=True)
-        assert time.monotonic() - started < 2 * LIMIT_S
         assert {type(result) for result in results} == {RegexError}
         assert isinstance(good, RegexIndex)
         await asyncio.sleep(0.3)

@@ -91,10 +91,10 @@ def test_a_broken_pattern_says_what_is_wrong(pattern: str) -> None:
     ids=lambda pattern: ascii(pattern[:20]),
 )
 def test_limits_answer_at_once(pattern: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(RegexError) as caught:
         parse(pattern)
-    assert time.monotonic() - started < 0.5
+    assert time.process_time() - started < 0.5  # of this process alone: a busy machine adds nothing
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
 
 
@@ -130,7 +130,7 @@ def test_a_class_without_characters_is_refused(pattern: str) -> None:
 )
 def test_many_classes_cost_the_main_process_little(pattern: str) -> None:
     python_class(r"\w")
-    started = time.monotonic()
+    started = time.process_time()
     with contextlib.suppress(RegexError):
         spell(parse(pattern), Spelling(ANY_CHAR, ANY_CHAR))
-    assert time.monotonic() - started < 0.5
+    assert time.process_time() - started < 0.5

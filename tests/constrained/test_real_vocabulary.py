@@ -41,9 +41,9 @@ def engine_side() -> tuple[Tokenizer, FSMCache]:
 def test_walks_match_and_steps_are_cheap(pattern: str) -> None:
     tokenizer, cache = engine_side()
     rng = random.Random(pattern)
-    started = time.monotonic()
+    started = time.process_time()
     fsm = cache.get(pattern)
-    assert time.monotonic() - started < 1.0
+    assert time.process_time() - started < 1.0
     matches = 0
     for _ in range(4):
         state = fsm.start

@@ -46,7 +46,7 @@ def test_a_killed_child_makes_health_false_and_ends_the_server(model_folder: Pat
         assert plain.result().status_code == 503
         assert plain.result().json()["error"]["type"] == "server_error"
         assert '"error"' in stream.result().text
-        assert time.monotonic() - killed < 2
+        assert time.monotonic() - killed < 5  # INV-LIVE
         assert server.client.get("/health").status_code == 503
         assert server.client.post("/generate", json=LONG).status_code == 503
         assert server.wait_exit(5) == 1
@@ -84,7 +84,7 @@ def test_a_signal_ends_everything_quickly_and_cleanly(
         for process in processes if number == signal.SIGINT else processes[:1]:
             process.send_signal(number)
         assert server.wait_exit(5) == 0
-        assert time.monotonic() - sent < 3
+        assert time.monotonic() - sent < 5
         assert gone(processes)
         assert not sockets.exists()
         assert "Traceback" not in server.log, server.log
