@@ -21,6 +21,8 @@ from tests.shared.speaking import internal_state, wait_idle
 
 from .stub_server import StubServer
 
+pytestmark = pytest.mark.slow
+
 COMMAND = [sys.executable, "-m", "stages.v0_2_cudagraph.bench_serving"]
 SMALL = ("--random-input-len", "40", "--random-output-len", "12", "--num-prompts", "12")
 COUNT = 12

@@ -126,6 +126,7 @@ def test_traced_requests_leave_nothing_behind(tmp_path: Path, monkeypatch: pytes
     assert not state.requests and state.free == state.size
 
 
+@pytest.mark.slow
 def test_a_failing_workload_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("out of memory\nand much more")

@@ -49,6 +49,7 @@ def workers() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if "index_worker" in " ".join(child.cmdline())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pattern",
     [EXPLOSIVE, "((a{0,50}){0,50}b?){0,3}", ".*a(a|b|c){18}d.*"],
@@ -150,6 +151,7 @@ def test_a_killed_worker_is_replaced() -> None:
     run(test)
 
 
+@pytest.mark.slow
 def test_a_flood_of_bad_patterns_has_answers_and_keeps_no_good_one_out() -> None:
     async def test(compiler: RegexCompiler) -> None:
         await compiler.compile("warm")
@@ -163,6 +165,7 @@ def test_a_flood_of_bad_patterns_has_answers_and_keeps_no_good_one_out() -> None
     run(test)
 
 
+@pytest.mark.slow
 def test_who_never_gets_a_worker_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler_module, "MAX_WORKERS", 1)
 
@@ -227,6 +230,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", [[], [EXPLOSIVE]], ids=["idle", "busy"])
 def test_a_worker_does_not_outlive_a_killed_parent(pattern: list[str]) -> None:
     parent = subprocess.Popen(

@@ -76,6 +76,7 @@ def test_a_node_that_is_started_anew_takes_its_place(pool: ThreadPoolExecutor) -
         waiting.result(20)[0].close()
 
 
+@pytest.mark.slow
 def test_a_node_with_another_model_or_place_is_refused(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
     """The same flags, another config.json; or a rank that is none."""
     folder = tmp_path / "model"

@@ -13,6 +13,7 @@ from .reference import reference
 LENGTHS = [1, 2, 3, 7, 16, 31, 32, 33, 64, 100, 127, 128, 129, 255, 256, 500, 1000]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", EVERY_TINY_MODEL)
 def test_every_variant(engines: EngineFactory, stage: str, model: str) -> None:
     """Solo and together: grouped heads, tied embeddings, rope scaling, biases, shards, old spellings."""

@@ -439,6 +439,7 @@ def server(servers: ServerFactory, stage: str) -> ServerDriver:
     return servers(stage)
 
 
+@pytest.mark.slow
 def test_streams_say_what_answers_say(server: ServerDriver) -> None:
     """INV-TEXT: whole characters, nothing taken back, and the same text in the end."""
     with probe(server):
