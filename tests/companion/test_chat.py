@@ -13,6 +13,8 @@ import pytest
 from tests.companion.fake_chat_server import FakeChatServer
 from tests.companion.strata_command import strata
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def server() -> Iterator[FakeChatServer]:

@@ -15,7 +15,7 @@ from .fixtures import EngineFactory, ServerFactory, model_folder
 from .reference import reference
 from .speaking import generate, is_error, probe, stream
 
-pytestmark = pytest.mark.needs("logprob.normalized_prompt")
+pytestmark = [pytest.mark.slow, pytest.mark.needs("logprob.normalized_prompt")]
 
 TOLERANCE = 1e-4
 

@@ -16,7 +16,7 @@ from .fixtures import ServerFactory, model_folder
 from .reference import reference
 from .speaking import generate, is_error, openai_client, probe
 
-pytestmark = pytest.mark.needs("openai.completions", "openai.echo", "openai.logprobs")
+pytestmark = [pytest.mark.slow, pytest.mark.needs("openai.completions", "openai.echo", "openai.logprobs")]
 
 PROMPTS = ["The quick brown fox", "naïve café, 中文 🤗", "a"]
 TOLERANCE = 1e-3
