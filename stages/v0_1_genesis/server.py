@@ -38,6 +38,7 @@ DETOKENIZER = f"{__package__}.managers.detokenizer_manager:start_detokenizer_pro
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
+ASK_AGAIN_S = 0.5
 RUNTIME_START_TIMEOUT_S = 300.0
 RUNTIME_STOP_TIMEOUT_S = 10.0
 LOG_LINES_SHOWN = 20
@@ -57,6 +58,7 @@ def launch_server(server_args: ServerArgs, router: str = ROUTER) -> int:
         logger.error("%s", error)
         return EXIT_FAILED
     except _AskedToEnd:
+        _ignore_signals()
         return EXIT_OK
 
 
@@ -74,8 +76,7 @@ def _check_and_run(server_args: ServerArgs, router: str) -> int:
     try:
         return _run(server_args, port_args, tokenizer, listener, group, router)
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):  # a second Ctrl-C must not stop the clearing up
-            signal.signal(number, signal.SIG_IGN)
+        _ignore_signals()
         listener.close()
         group.stop()
         remove_socket_dir(port_args.tokenizer_endpoint)
@@ -132,7 +133,17 @@ class _AskedToEnd(BaseException):
 
 
 def _on_signal(number: int, frame: object) -> NoReturn:
+    """Ask for the end, and again soon: raised inside a library's callback, the first exception may be swallowed."""
+    signal.signal(signal.SIGALRM, _on_signal)
+    signal.setitimer(signal.ITIMER_REAL, ASK_AGAIN_S)
     raise _AskedToEnd
+
+
+def _ignore_signals() -> None:
+    """A second Ctrl-C must not stop the clearing up."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class Runtime:

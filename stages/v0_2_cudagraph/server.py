@@ -41,6 +41,7 @@ DETOKENIZER = f"{__package__}.managers.detokenizer_manager:start_detokenizer_pro
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
+ASK_AGAIN_S = 0.5
 RUNTIME_START_TIMEOUT_S = 300.0
 RUNTIME_STOP_TIMEOUT_S = 10.0
 LOG_LINES_SHOWN = 20
@@ -62,6 +63,7 @@ def launch_server(server_args: ServerArgs, controller: str | None = None) -> int
         logger.error("%s", error)
         return EXIT_FAILED
     except _AskedToEnd:
+        _ignore_signals()
         return EXIT_OK
 
 
@@ -81,8 +83,7 @@ def _check_and_run(server_args: ServerArgs, controller: str) -> int:
     try:
         return _run(server_args, port_args, tokenizer, listener, group, controller)
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):  # a second Ctrl-C must not stop the clearing up
-            signal.signal(number, signal.SIG_IGN)
+        _ignore_signals()
         listener.close()
         group.stop()
         remove_socket_dir(port_args.tokenizer_endpoint)
@@ -107,8 +108,7 @@ def _run_node(server_args: ServerArgs) -> int:
         logger.error("%s; this node ends", run_node(server_args, group))
         return EXIT_FAILED
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+        _ignore_signals()
         group.stop()
 
 
@@ -154,7 +154,17 @@ class _AskedToEnd(BaseException):
 
 
 def _on_signal(number: int, frame: object) -> NoReturn:
+    """Ask for the end, and again soon: raised inside a library's callback, the first exception may be swallowed."""
+    signal.signal(signal.SIGALRM, _on_signal)
+    signal.setitimer(signal.ITIMER_REAL, ASK_AGAIN_S)
     raise _AskedToEnd
+
+
+def _ignore_signals() -> None:
+    """A second Ctrl-C must not stop the clearing up."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class Runtime:

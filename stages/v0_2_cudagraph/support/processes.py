@@ -122,14 +122,16 @@ class ProcessGroup:
 def _interrupts_blocked() -> Iterator[None]:
     """Processes started inside never see Ctrl-C, which a terminal sends to all: main alone answers it.
 
-    The signal mask is inherited, so that holds from a child's first instruction on; here the signal waits.
+    The signal mask is inherited, so that holds from a child's first instruction on; here the signal waits. SIGTERM
+    waits as well, lest a start be left half-way; a child takes it again as soon as its own code runs.
     """
     resource_tracker.ensure_running()  # starting it later would lift the mask again
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    blocked = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
 
 
 def _handshake(child: Child) -> dict[str, Any]:
@@ -154,6 +156,7 @@ def _run_child(
     is_grandchild: bool,
 ) -> None:
     """Body of every child process; a grandchild is one of a child of main's."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     configure_logging(name, log_level)
     if is_grandchild:
         _be_killed_with_parent()
